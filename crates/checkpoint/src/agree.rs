@@ -1,5 +1,6 @@
 //! Makes ranks that save or open a checkpoint together agree: if one of them fails, all do.
 
+use crate::Result;
 use crate::error::CheckpointError;
 use collectives::{Group, GroupError};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -18,8 +19,8 @@ enum Word<T> {
 /// [`CheckpointError::Group`] if ranks are lost.
 pub(crate) fn gather<T: Serialize + DeserializeOwned>(
     group: &dyn Group,
-    own: Result<T, CheckpointError>,
-) -> Result<Vec<T>, CheckpointError> {
+    own: Result<T>,
+) -> Result<Vec<T>> {
     let (word, own) = match own {
         Ok(done) => (Word::Done(done), None),
         Err(error) => {
@@ -57,10 +58,7 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(
 ///
 /// # Errors
 /// As [`gather`].
-pub(crate) fn agree<T>(
-    group: &dyn Group,
-    own: Result<T, CheckpointError>,
-) -> Result<T, CheckpointError> {
+pub(crate) fn agree<T>(group: &dyn Group, own: Result<T>) -> Result<T> {
     let mut made = None;
     gather(group, own.map(|own| made = Some(own)))?;
     Ok(made.expect("it was made if no rank failed"))

@@ -4,6 +4,9 @@ use collectives::GroupError;
 use files::FilesError;
 use std::path::PathBuf;
 
+/// A result with a [`CheckpointError`], unless another error is named.
+pub type Result<T = (), E = CheckpointError> = std::result::Result<T, E>;
+
 /// A checkpoint cannot be saved, found or loaded.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]

@@ -1,5 +1,6 @@
 //! Finds the checkpoint to resume from.
 
+use crate::Result;
 use crate::agree::gather;
 use crate::error::CheckpointError;
 use crate::names::{self, Name};
@@ -22,7 +23,7 @@ pub struct WholeCheckpoint {
 /// # Errors
 /// As [`Checkpoint::open`]. For a run [`CheckpointError::NoneWhole`], and [`CheckpointError::Newer`] if its newest
 /// checkpoint has a later format, because silently using an older one would lose work.
-pub fn find(path: &Path) -> Result<WholeCheckpoint, CheckpointError> {
+pub fn find(path: &Path) -> Result<WholeCheckpoint> {
     find_together(path, &Alone)
 }
 
@@ -30,7 +31,7 @@ pub fn find(path: &Path) -> Result<WholeCheckpoint, CheckpointError> {
 ///
 /// # Errors
 /// As [`find`], and [`CheckpointError::OtherRank`].
-pub fn find_together(path: &Path, group: &dyn Group) -> Result<WholeCheckpoint, CheckpointError> {
+pub fn find_together(path: &Path, group: &dyn Group) -> Result<WholeCheckpoint> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);
     // All ranks use the first rank's list, because others may see a new folder later.
@@ -55,10 +56,7 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<WholeCheckpoint, 
 ///
 /// # Errors
 /// As [`find_together`], and [`CheckpointError::NoneWhole`] if all of its checkpoints are damaged.
-pub fn find_any_together(
-    run: &Path,
-    group: &dyn Group,
-) -> Result<Option<WholeCheckpoint>, CheckpointError> {
+pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<WholeCheckpoint>> {
     let listed = match group.rank() {
         0 => list(run, &names::checkpoints(run)),
         _ => Ok(None),
@@ -90,11 +88,7 @@ fn run_of(path: &Path) -> &Path {
 }
 
 /// The first whole checkpoint of `names`, which are sorted newest first; none if `names` is empty.
-fn newest(
-    run: &Path,
-    names: Vec<String>,
-    group: &dyn Group,
-) -> Result<Option<WholeCheckpoint>, CheckpointError> {
+fn newest(run: &Path, names: Vec<String>, group: &dyn Group) -> Result<Option<WholeCheckpoint>> {
     let checkpoints = names::checkpoints(run);
     let mut passed_over = Vec::new();
     for name in names {
@@ -121,7 +115,7 @@ fn newest(
 }
 
 /// The names of a run's checkpoints, newest first; none if the folder is not a run's.
-fn list(path: &Path, checkpoints: &Path) -> Result<Option<Vec<String>>, CheckpointError> {
+fn list(path: &Path, checkpoints: &Path) -> Result<Option<Vec<String>>> {
     // A run that has not saved yet still has metrics.
     if !checkpoints.is_dir() && !path.join("metrics.jsonl").is_file() {
         return Ok(None);

@@ -4,6 +4,7 @@
 //! rank writes the common files, and gives the folder its name. If a rank fails, nothing is published. All ranks must
 //! make the same calls.
 
+use crate::Result;
 use crate::agree::{agree, gather};
 use crate::background::BackgroundWriter;
 use crate::error::CheckpointError;
@@ -24,7 +25,7 @@ pub struct JointSaver {
 }
 
 /// A rank's result: its part, or `None` after the common files were written.
-type SavedPart = Result<Option<WrittenPieces>, CheckpointError>;
+type SavedPart = Result<Option<WrittenPieces>>;
 
 /// A save under way.
 struct UnderWay {
@@ -45,7 +46,7 @@ impl RankPart {
     ///
     /// # Errors
     /// [`CheckpointError::Files`].
-    pub fn write(&self, pieces: &dyn PieceSource) -> Result<WrittenPieces, CheckpointError> {
+    pub fn write(&self, pieces: &dyn PieceSource) -> Result<WrittenPieces> {
         write_part(&*self.disk, &self.staging, self.member, pieces)
     }
 }
@@ -74,8 +75,8 @@ impl JointSaver {
     pub fn begin(
         &mut self,
         checkpoint: JointCheckpoint,
-        write: impl FnOnce(&RankPart) -> Result<WrittenPieces, CheckpointError> + Send + 'static,
-    ) -> Result<(), CheckpointError> {
+        write: impl FnOnce(&RankPart) -> Result<WrittenPieces> + Send + 'static,
+    ) -> Result {
         let part = self.stage(checkpoint)?;
         self.start(move || write(&part).map(Some));
         Ok(())
@@ -90,14 +91,14 @@ impl JointSaver {
         &mut self,
         checkpoint: JointCheckpoint,
         pieces: &dyn PieceSource,
-    ) -> Result<PathBuf, CheckpointError> {
+    ) -> Result<PathBuf> {
         let part = self.stage(checkpoint)?;
         self.made = Some(part.write(pieces).map(Some));
         self.wait().expect("a save is under way")
     }
 
     /// The outcome of the save under way, if it has ended; errors as for [`JointSaver::save`]. Waits for no disk.
-    pub fn poll(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
+    pub fn poll(&mut self) -> Option<Result<PathBuf>> {
         self.under_way.as_ref()?;
         match gather(&*self.group, Ok(self.writer.is_busy())) {
             Err(error) => Some(Err(error)),
@@ -107,7 +108,7 @@ impl JointSaver {
     }
 
     /// Waits for the save under way, if any, and returns its outcome, with the errors of [`JointSaver::save`].
-    pub fn wait(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
+    pub fn wait(&mut self) -> Option<Result<PathBuf>> {
         while self.under_way.is_some() {
             if let Some(outcome) = self.advance() {
                 return Some(outcome);
@@ -117,7 +118,7 @@ impl JointSaver {
     }
 
     /// Waits until all ranks have done their current half, and starts the next. Returns the outcome after the last.
-    fn advance(&mut self) -> Option<Result<PathBuf, CheckpointError>> {
+    fn advance(&mut self) -> Option<Result<PathBuf>> {
         let UnderWay { staging, parted } = self.under_way.take()?;
         let made = self.made.take().or_else(|| self.writer.wait());
         let made = made.expect("every rank makes something of each half of a save");
@@ -150,7 +151,7 @@ impl JointSaver {
     }
 
     /// Makes the folder on the first rank, and returns this rank's place in it. A save is then under way.
-    fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<RankPart, CheckpointError> {
+    fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<RankPart> {
         let staging = StagedCheckpoint {
             run: checkpoint.run.clone(),
             step: checkpoint.state.step,

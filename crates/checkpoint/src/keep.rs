@@ -1,6 +1,6 @@
 //! Decides which checkpoints are kept.
 
-use crate::error::CheckpointError;
+use crate::Result;
 use crate::names::{self, Name};
 use files::{FileSystem, FilesError, remove_tree};
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 /// one), and that of step `best`. Returns the removed steps.
 ///
 /// # Errors
-/// [`CheckpointError::Files`]. A half removed checkpoint has a name that is never found.
+/// [`CheckpointError::Files`](crate::CheckpointError::Files). A half removed checkpoint has a name that is never found.
 pub fn keep(
     disk: &dyn FileSystem,
     run: &Path,
     newest: u64,
     last: usize,
     best: Option<u64>,
-) -> Result<Vec<u64>, CheckpointError> {
+) -> Result<Vec<u64>> {
     let folder = names::checkpoints(run);
     let mut steps = saved(disk, run)?;
     steps.retain(|&step| step <= newest);
@@ -35,12 +35,8 @@ pub fn keep(
 /// again, so the next resume must not find them. Only an older `step-N.superseded` is removed.
 ///
 /// # Errors
-/// [`CheckpointError::Files`].
-pub fn set_aside_after(
-    disk: &dyn FileSystem,
-    run: &Path,
-    step: u64,
-) -> Result<Vec<PathBuf>, CheckpointError> {
+/// [`CheckpointError::Files`](crate::CheckpointError::Files).
+pub fn set_aside_after(disk: &dyn FileSystem, run: &Path, step: u64) -> Result<Vec<PathBuf>> {
     let folder = names::checkpoints(run);
     let mut aside = Vec::new();
     for name in names::list(disk, &folder)? {
@@ -68,8 +64,8 @@ pub fn set_aside_after(
 /// The steps of a run's checkpoints, in order.
 ///
 /// # Errors
-/// [`CheckpointError::Files`].
-pub fn saved(disk: &dyn FileSystem, run: &Path) -> Result<Vec<u64>, CheckpointError> {
+/// [`CheckpointError::Files`](crate::CheckpointError::Files).
+pub fn saved(disk: &dyn FileSystem, run: &Path) -> Result<Vec<u64>> {
     let names = names::list(disk, &names::checkpoints(run))?.into_iter();
     let steps = names.filter_map(|name| match name {
         Name::Saved(step) => Some(step),

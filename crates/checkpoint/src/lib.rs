@@ -24,7 +24,7 @@ mod save;
 mod state;
 
 pub use background::BackgroundWriter;
-pub use error::{CheckpointError, Damage};
+pub use error::{CheckpointError, Damage, Result};
 pub use find::{WholeCheckpoint, find, find_any_together, find_together, glance};
 pub use joint::{JointSaver, RankPart};
 pub use keep::{keep, saved, set_aside_after};

@@ -1,5 +1,6 @@
 //! Opens a checkpoint on the disk, if it is whole.
 
+use crate::Result;
 use crate::agree::agree;
 use crate::error::{CheckpointError, Damage};
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestFile, Unbelievable, digits};
@@ -30,7 +31,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], which names the file, [`CheckpointError::Newer`], or [`CheckpointError::Files`].
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path) -> Result<Self> {
         Self::open_together(path, &Alone)
     }
 
@@ -39,7 +40,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`], [`CheckpointError::OtherRank`] for what another rank found, and
     /// [`CheckpointError::Group`] if ranks are lost.
-    pub fn open_together(path: &Path, group: &dyn Group) -> Result<Self, CheckpointError> {
+    pub fn open_together(path: &Path, group: &dyn Group) -> Result<Self> {
         agree(group, Self::open_share(path, (group.rank(), group.size())))
     }
 
@@ -57,7 +58,7 @@ impl Checkpoint {
 
     /// Verifies the sizes of all files, and the checksums of every `size`-th one, from number `rank` on. Other ranks
     /// verify the others.
-    fn open_share(path: &Path, (rank, size): (usize, usize)) -> Result<Self, CheckpointError> {
+    fn open_share(path: &Path, (rank, size): (usize, usize)) -> Result<Self> {
         let damaged = |damage| CheckpointError::Damaged {
             path: path.into(),
             damage,
@@ -84,7 +85,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if they are no safetensors.
-    pub fn model(&self) -> Result<Tensors, CheckpointError> {
+    pub fn model(&self) -> Result<Tensors> {
         Ok(Tensors::open_folder(&self.path, "model")?)
     }
 
@@ -92,7 +93,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if they are no safetensors.
-    pub fn optimizer(&self) -> Result<Tensors, CheckpointError> {
+    pub fn optimizer(&self) -> Result<Tensors> {
         Ok(Tensors::open_folder(&self.path, "optimizer")?)
     }
 
@@ -100,7 +101,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if it cannot be read.
-    pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let listed = self.manifest.files.iter().any(|file| file.name == name);
         listed.then(|| read_file(&self.path, name)).transpose()
     }
@@ -119,7 +120,7 @@ fn newer(path: &Path, found: u64) -> CheckpointError {
     }
 }
 
-fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
+fn read_manifest(path: &Path) -> Result<Manifest> {
     let damaged = |damage| CheckpointError::Damaged {
         path: path.into(),
         damage,
@@ -136,7 +137,7 @@ fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
     })
 }
 
-fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
+fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     Ok(files::read_regular(&path).map_err(FilesError::at("read", &path))?)
 }
@@ -161,7 +162,7 @@ fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<
 
 /// Compares all files with the manifest by name and size. Other hidden files are allowed, because some file systems and
 /// file managers make them.
-fn verify_sizes(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+fn verify_sizes(path: &Path, manifest: &Manifest) -> Result {
     let damaged = |damage| CheckpointError::Damaged {
         path: path.into(),
         damage,
@@ -198,7 +199,7 @@ fn verify_bytes<'a>(
     path: &Path,
     manifest: &Manifest,
     share: impl Iterator<Item = &'a ManifestFile>,
-) -> Result<(), CheckpointError> {
+) -> Result {
     let share: Vec<&ManifestFile> = share.collect();
     let found = share.par_iter().map(|file| {
         let path = path.join(&file.name);

@@ -1,6 +1,6 @@
 //! The disk operations of ranks for a joint checkpoint. `joint.rs` has their order.
 
-use crate::error::CheckpointError;
+use crate::Result;
 use crate::names::{self, Name};
 use crate::save::{finish, make_folder, name_staged, tidy};
 use crate::state::TrainerState;
@@ -43,10 +43,7 @@ impl StagedCheckpoint {
 }
 
 /// Makes the folder for ranks' parts, and removes what earlier saves left half done: on one rank, before any writes.
-pub(crate) fn stage(
-    disk: &dyn FileSystem,
-    staging: &StagedCheckpoint,
-) -> Result<(), CheckpointError> {
+pub(crate) fn stage(disk: &dyn FileSystem, staging: &StagedCheckpoint) -> Result {
     let checkpoints = names::checkpoints(&staging.run);
     make_folder(disk, &staging.run, &checkpoints)?;
     tidy(disk, &checkpoints)?;
@@ -61,7 +58,7 @@ pub(crate) fn write_part(
     staging: &StagedCheckpoint,
     (rank, size): (usize, usize),
     source: &dyn PieceSource,
-) -> Result<WrittenPieces, CheckpointError> {
+) -> Result<WrittenPieces> {
     let (folder, stem) = (staging.folder(), format!("rank-{rank:05}-of-{size:05}"));
     let written = write_pieces(disk, &folder, &stem, source)?;
     let synced = disk.sync_folder(&folder);
@@ -78,7 +75,7 @@ pub(crate) fn publish(
     staging: &StagedCheckpoint,
     checkpoint: &JointCheckpoint,
     parts: &[WrittenPieces],
-) -> Result<(), CheckpointError> {
+) -> Result {
     let folder = staging.folder();
     let publish = || {
         let index = PieceIndex::of(&folder, parts)?;

@@ -1,6 +1,6 @@
 //! Writes a checkpoint to the disk.
 
-use crate::error::CheckpointError;
+use crate::Result;
 use crate::manifest::{MANIFEST_FILE, Manifest};
 use crate::names::{self, Name};
 use crate::state::{STATE_FILE, TrainerState};
@@ -30,12 +30,8 @@ pub struct Contents<'a> {
 /// `run` must exist. What earlier saves left half done is removed first.
 ///
 /// # Errors
-/// [`CheckpointError::Files`]. What was half written is then removed, as far as the disk allows.
-pub fn save(
-    disk: &dyn FileSystem,
-    run: &Path,
-    contents: &Contents,
-) -> Result<PathBuf, CheckpointError> {
+/// [`CheckpointError::Files`](crate::CheckpointError::Files). What was half written is then removed, as far as the disk allows.
+pub fn save(disk: &dyn FileSystem, run: &Path, contents: &Contents) -> Result<PathBuf> {
     let folder = names::checkpoints(run);
     make_folder(disk, run, &folder)?;
     tidy(disk, &folder)?;

@@ -1,6 +1,6 @@
 //! A group of one rank.
 
-use crate::{Group, GroupError, Incoming, Outgoing, pieces};
+use crate::{Group, Incoming, Outgoing, Result, pieces};
 
 /// The only rank: it copies what it sends to itself, and needs no library.
 pub struct Alone;
@@ -18,13 +18,13 @@ impl Group for Alone {
         "one process".into()
     }
 
-    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result {
         pieces::check(1, sends, receives)?;
         // SAFETY: the caller's promise.
         unsafe { pieces::copy_own(0, sends, receives) }
     }
 
-    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         Ok(vec![bytes.to_vec()])
     }
 

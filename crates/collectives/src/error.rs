@@ -1,5 +1,8 @@
 //! Errors of a group: bytes did not get to another rank.
 
+/// A result with a [`GroupError`], unless another error is named.
+pub type Result<T = (), E = GroupError> = std::result::Result<T, E>;
+
 /// Why ranks cannot exchange bytes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GroupError {

@@ -1,6 +1,6 @@
 //! The interface of an engine.
 
-use crate::GroupError;
+use crate::Result;
 use std::ffi::c_void;
 use std::time::Duration;
 
@@ -49,15 +49,15 @@ pub trait Group: Send + Sync {
     /// The memory is alive and nothing else writes it while this runs; received pieces overlap no other piece.
     ///
     /// # Errors
-    /// [`GroupError`] if the engine fails, or other ranks do not answer before the deadline.
-    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError>;
+    /// `GroupError` if the engine fails, or other ranks do not answer before the deadline.
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result;
 
     /// The bytes of all ranks, in their order; each may share any number. Any thread may call it, also during
     /// exchanges.
     ///
     /// # Errors
     /// As for [`Group::exchange`].
-    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError>;
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
     /// Bytes that [`Group::exchange`] gave the engine's library for other ranks, counted when they were given.
     fn sent_bytes(&self) -> u64;
@@ -88,19 +88,19 @@ pub trait DeviceGroup: Send + Sync {
     /// As for [`Group::exchange`], from this call until the stream is done with it.
     ///
     /// # Errors
-    /// [`GroupError`] if the library refuses the exchange, or an earlier one failed.
+    /// `GroupError` if the library refuses the exchange, or an earlier one failed.
     unsafe fn enqueue(
         &self,
         stream: *mut c_void,
         sends: &[Outgoing],
         receives: &[Incoming],
-    ) -> Result<(), GroupError>;
+    ) -> Result;
 
     /// Whether a queued exchange has failed since.
     ///
     /// # Errors
-    /// [`GroupError`] with what the library says.
-    fn check(&self) -> Result<(), GroupError>;
+    /// `GroupError` with what the library says.
+    fn check(&self) -> Result;
 
     /// How long the host may wait for a queued exchange; after that other ranks count as late.
     fn timeout(&self) -> Duration;

@@ -1,6 +1,7 @@
 //! Which rank this process is, from what its launcher says.
 
 use crate::GroupError;
+use crate::Result;
 use std::fmt;
 
 /// Who started the ranks.
@@ -91,7 +92,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`GroupError::Launch`] if it contradicts itself or lacks something.
-    pub fn from_environment() -> Result<Option<Launch>, GroupError> {
+    pub fn from_environment() -> Result<Option<Launch>> {
         Launch::read(|name| std::env::var(name).ok())
     }
 
@@ -99,7 +100,7 @@ impl Launch {
     ///
     /// # Errors
     /// As for [`Launch::from_environment`].
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, GroupError> {
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let has = |name: &str| set(name).is_some();
         let by_torchrun = has(TORCHRUN.rank) || has(TORCHRUN.size[0]);
@@ -160,7 +161,7 @@ fn is_slurm_task(set: &impl Fn(&str) -> Option<String>) -> bool {
 }
 
 impl Names {
-    fn read(&self, set: &impl Fn(&str) -> Option<String>) -> Result<Launch, GroupError> {
+    fn read(&self, set: &impl Fn(&str) -> Option<String>) -> Result<Launch> {
         let number = |names: &[&str]| {
             let Some((name, value)) = names.iter().find_map(|name| Some((name, set(name)?))) else {
                 return Ok(None);
@@ -196,7 +197,7 @@ impl Names {
 }
 
 /// Where ranks meet without MPI: where `NCCL_COMM_ID` says, or at the port after `MASTER_PORT`, on which torchrun listens.
-fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>, GroupError> {
+fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     if let Some(id) = set("NCCL_COMM_ID") {
         return Ok(Some(id));
     }
@@ -223,7 +224,7 @@ fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>, Grou
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Launch>, GroupError> {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Launch>> {
         Launch::read(|name| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| value.to_string())

@@ -38,7 +38,7 @@ mod sockets;
 mod start;
 
 pub use alone::Alone;
-pub use error::GroupError;
+pub use error::{GroupError, Result};
 pub use group::{DeviceGroup, Group, Incoming, Outgoing};
 pub use launch::{Launch, Launcher};
 pub use nccl::NCCL_CHANNELS;

@@ -1,9 +1,9 @@
 //! Checks and copies that every engine makes before it moves a byte; public for the tests' engine.
 
-use crate::{GroupError, Incoming, Outgoing};
+use crate::{GroupError, Incoming, Outgoing, Result};
 
 /// Refuses lists that name ranks that do not exist.
-pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
+pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result {
     let named = sends.iter().map(|piece| piece.to);
     let beyond = named.chain(receives.iter().map(|piece| piece.from)).max();
     match beyond {
@@ -18,11 +18,7 @@ pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(
 ///
 /// # Safety
 /// As for [`crate::Group::exchange`].
-pub unsafe fn copy_own(
-    rank: usize,
-    sends: &[Outgoing],
-    receives: &[Incoming],
-) -> Result<(), GroupError> {
+pub unsafe fn copy_own(rank: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result {
     let mut comes = receives.iter().filter(|piece| piece.from == rank);
     for goes in sends.iter().filter(|piece| piece.to == rank) {
         let comes = comes.next();
@@ -41,12 +37,7 @@ pub unsafe fn copy_own(
 }
 
 /// Refuses a piece if its two ends disagree on its length.
-pub fn fits(
-    from: usize,
-    to: usize,
-    sent: usize,
-    expected: Option<usize>,
-) -> Result<(), GroupError> {
+pub fn fits(from: usize, to: usize, sent: usize, expected: Option<usize>) -> Result {
     let expected = match expected {
         Some(expected) if expected == sent => return Ok(()),
         Some(expected) => format!("{expected} are expected"),
@@ -69,8 +60,8 @@ pub(crate) fn share(
     rank: usize,
     size: usize,
     bytes: &[u8],
-    mut transfer: impl FnMut(&[Outgoing], &[Incoming]) -> Result<(), GroupError>,
-) -> Result<Vec<Vec<u8>>, GroupError> {
+    mut transfer: impl FnMut(&[Outgoing], &[Incoming]) -> Result,
+) -> Result<Vec<Vec<u8>>> {
     let others = || (0..size).filter(move |other| *other != rank);
     let to_all = |bytes: &[u8]| -> Vec<Outgoing> {
         let (pointer, bytes) = (bytes.as_ptr(), bytes.len());

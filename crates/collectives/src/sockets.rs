@@ -1,7 +1,7 @@
 //! Ranks share bytes over TCP where there is no MPI. All messages go through rank 0, which listens at an address that
 //! all ranks know.
 
-use crate::{GroupError, Patience};
+use crate::{GroupError, Patience, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
@@ -43,7 +43,7 @@ impl Sockets {
         place: &str,
         [rank, size]: [usize; 2],
         patience: Patience,
-    ) -> Result<Sockets, GroupError> {
+    ) -> Result<Sockets> {
         let deadline = Instant::now() + patience.timeout();
         let streams = match (rank, size) {
             (_, 1) => Vec::new(),
@@ -59,7 +59,7 @@ impl Sockets {
     }
 
     /// The bytes of all ranks, in their order.
-    pub(crate) fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    pub(crate) fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         match self.rank {
             0 => self.collect(&mut streams, bytes),
@@ -68,7 +68,7 @@ impl Sockets {
     }
 
     /// Rank 0: receives the bytes of every rank, and sends all of them to every rank.
-    fn collect(&self, streams: &mut [TcpStream], bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn collect(&self, streams: &mut [TcpStream], bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + self.patience.timeout();
         let mut all = vec![bytes.to_vec()];
         for (index, stream) in streams.iter_mut().enumerate() {
@@ -96,7 +96,7 @@ impl Sockets {
     }
 
     /// Another rank: sends its bytes to rank 0, and receives those of all ranks.
-    fn tell(&self, stream: &mut TcpStream, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn tell(&self, stream: &mut TcpStream, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + self.patience.timeout() + SLACK;
         let failed = |error: std::io::Error| self.failed(0, &error);
         send(stream, bytes.len() as u64, bytes, deadline).map_err(failed)?;
@@ -126,7 +126,7 @@ fn answer(
     size: usize,
     deadline: Instant,
     patience: &Patience,
-) -> Result<Vec<TcpStream>, GroupError> {
+) -> Result<Vec<TcpStream>> {
     let port = place
         .rsplit_once(':')
         .and_then(|(_, port)| port.parse().ok());
@@ -207,7 +207,7 @@ fn call(
     [rank, size]: [usize; 2],
     deadline: Instant,
     patience: &Patience,
-) -> Result<TcpStream, GroupError> {
+) -> Result<TcpStream> {
     let greeting = [
         RANK,
         (rank as u64).to_le_bytes(),

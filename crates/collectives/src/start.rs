@@ -3,7 +3,7 @@
 use crate::launch::Launch;
 use crate::mpi::Mpi;
 use crate::nccl::Nccl;
-use crate::{Group, GroupError, Patience};
+use crate::{Group, GroupError, Patience, Result};
 use std::sync::Arc;
 
 /// What moves the bytes.
@@ -41,7 +41,7 @@ pub fn start(
     device: Device,
     patience: Patience,
     gathered_bytes: usize,
-) -> Result<Arc<dyn Group>, GroupError> {
+) -> Result<Arc<dyn Group>> {
     match (engine, device) {
         (Engine::Nccl, Device::Cpu) => Err(GroupError::Launch(
             "NCCL moves the memory of GPUs, and this run is on the CPU: leave collectives.engine at auto".into(),

@@ -2,7 +2,7 @@
 
 use files::{Dtype, Header, read_header};
 
-use crate::{DataError, MASKED, MicroBatch, batch::token_id, file::DataFile};
+use crate::{DataError, MASKED, MicroBatch, Result, batch::token_id, file::DataFile};
 
 /// A checked batch file: two integer matrices of one shape.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct Matrix {
 
 impl BatchFile {
     /// Reads the header. Entries are only checked when they are read.
-    pub(crate) fn open(file: DataFile) -> Result<Self, DataError> {
+    pub(crate) fn open(file: DataFile) -> Result<Self> {
         let header = match read_header(&file) {
             Ok(header) => header,
             Err(reason) => {
@@ -62,12 +62,7 @@ impl BatchFile {
     }
 
     /// Appends the first columns of row `row` (below [`Self::rows`]), as many as the micro-batch has.
-    pub(crate) fn read_row(
-        &self,
-        row: usize,
-        vocab: usize,
-        into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    pub(crate) fn read_row(&self, row: usize, vocab: usize, into: &mut MicroBatch) -> Result {
         for column in 0..into.seq {
             let position = row * self.seq + column;
             let outside = |tensor, token| DataError::EntryOutOfRange {
@@ -106,11 +101,7 @@ impl Matrix {
 }
 
 /// Finds the tensor `name`, and checks that it is a non-empty matrix of integers.
-fn matrix(
-    file: &DataFile,
-    header: &Header,
-    name: &'static str,
-) -> Result<(Matrix, [usize; 2]), DataError> {
+fn matrix(file: &DataFile, header: &Header, name: &'static str) -> Result<(Matrix, [usize; 2])> {
     let names = || header.tensors.iter().map(|tensor| tensor.name.as_str());
     let info = header
         .tensors

@@ -1,6 +1,6 @@
 //! Makes steps from samples.
 
-use crate::{DataError, Dataset, Position, StepBatch, sample_order::SampleOrder};
+use crate::{DataError, Dataset, Position, Result, StepBatch, sample_order::SampleOrder};
 use memory::OwnParts;
 
 /// The endless, deterministic sequence of a dataset's steps.
@@ -66,7 +66,7 @@ impl Batches {
     /// # Errors
     ///
     /// [`DataError::NoSuchPosition`] if the dataset has fewer samples; the position is then unchanged.
-    pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
+    pub fn seek(&mut self, position: Position) -> Result {
         let samples = self.dataset.samples() as u64;
         if position.index >= samples {
             return Err(DataError::NoSuchPosition {
@@ -86,7 +86,7 @@ impl Batches {
     ///
     /// For a token outside the vocabulary and, without other ranks, for a step without any target. The position is then
     /// unchanged, so calling again gives the same error.
-    pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
+    pub fn next_step(&mut self) -> Result<StepBatch> {
         let (rows, accum) = {
             let options = self.dataset.options();
             (options.micro_batch, options.accum)

@@ -7,7 +7,7 @@ use std::{
 
 use crc32fast::Hasher;
 
-use crate::{DataError, ShardIndex, file::DataFile};
+use crate::{DataError, Result, ShardIndex, file::DataFile};
 
 /// The checksums of a shard that is being written in pieces, with its header last.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Verified {
     }
 
     /// Compares the blocks that contain `bytes`, which is not empty, unless they were compared before.
-    pub(crate) fn check(&self, file: &DataFile, bytes: Range<usize>) -> Result<(), DataError> {
+    pub(crate) fn check(&self, file: &DataFile, bytes: Range<usize>) -> Result {
         let size = ShardIndex::BLOCK_BYTES;
         for block in bytes.start / size..=(bytes.end - 1) / size {
             if self.whole[block].load(Ordering::Relaxed) {

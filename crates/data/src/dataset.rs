@@ -1,5 +1,6 @@
 //! Open data: one or several inputs, and their samples.
 
+use crate::Result;
 use std::path::Path;
 
 use crc32fast::Hasher;
@@ -46,7 +47,7 @@ impl Dataset {
     /// # Errors
     ///
     /// A [`DataError`] if the options, or a file's header or size, are invalid.
-    pub fn open(options: &Options) -> Result<Self, DataError> {
+    pub fn open(options: &Options) -> Result<Self> {
         options.validate()?;
         let options = &Options {
             packing: options.decided_packing().0,
@@ -279,7 +280,7 @@ impl Dataset {
     }
 
     /// Reads samples (below [`Self::samples`]) as the rows of a micro-batch.
-    pub(crate) fn read(&self, samples: &[usize]) -> Result<MicroBatch, DataError> {
+    pub(crate) fn read(&self, samples: &[usize]) -> Result<MicroBatch> {
         let vocab = self.options.vocab;
         let mut batch = self.shape(samples);
         if self.options.packing != Packing::Concatenate {

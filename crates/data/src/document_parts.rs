@@ -1,6 +1,6 @@
 //! Cuts documents into parts that fit a row.
 
-use crate::{CutDocuments, DataError, MicroBatch, Options, Packing, shards::TokenShards};
+use crate::{CutDocuments, DataError, MicroBatch, Options, Packing, Result, shards::TokenShards};
 
 /// Inputs in a row from one document, each with the next token as its target. 12 bytes. llm.c's header limits shards to
 /// fewer than 2^31 tokens, and only shards of that layout have documents.
@@ -13,12 +13,7 @@ pub(crate) struct DocumentPart {
 
 impl DocumentPart {
     /// Appends the part to the row that is being read.
-    pub(crate) fn read(
-        self,
-        shards: &TokenShards,
-        vocab: usize,
-        into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    pub(crate) fn read(self, shards: &TokenShards, vocab: usize, into: &mut MicroBatch) -> Result {
         let start = into.input_ids.len() % into.seq;
         let file = &shards.files[self.shard as usize];
         file.read(self.start as usize, self.inputs as usize, vocab, into)?;
@@ -49,7 +44,7 @@ pub(crate) fn document_parts(
     shards: &TokenShards,
     packing: Packing,
     seq: usize,
-) -> Result<Vec<DocumentPart>, DataError> {
+) -> Result<Vec<DocumentPart>> {
     shards.check_documents(packing)?;
     let seq = u32::try_from(seq).unwrap_or(u32::MAX);
     let mut parts = Vec::new();

@@ -4,6 +4,9 @@ use std::io;
 
 use crate::{CutDocuments, FileKind};
 
+/// A result with a [`DataError`], unless another error is named.
+pub type Result<T = (), E = DataError> = std::result::Result<T, E>;
+
 /// Why data cannot be opened, or a step cannot be read. Each message says what is wrong, where, and what to do. Most
 /// reasons are a [`Setting`](Self::Setting) or [`Unusable`](Self::Unusable).
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use std::{
 
 use memmap2::Mmap;
 
-use crate::{DataError, builtin};
+use crate::{DataError, Result, builtin};
 
 /// Bytes, and their name for messages. Never empty.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ enum Bytes {
 
 impl DataFile {
     /// Maps the file at `path`.
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let unreadable = |reason| DataError::Unreadable {
             file: name.clone(),

@@ -1,5 +1,6 @@
 //! The index beside a shard, with what llm.c's layout lacks: document starts, masked tokens, and checksums.
 
+use crate::Result;
 use std::{
     fs::File,
     io::Read,
@@ -128,7 +129,7 @@ impl ShardIndex {
     /// # Errors
     ///
     /// [`DataError::Unreadable`] and [`DataError::BadIndex`].
-    pub fn beside(shard: &Path) -> Result<Self, DataError> {
+    pub fn beside(shard: &Path) -> Result<Self> {
         Self::open_with_checksum(&Self::path(shard)).map(|(index, _)| index)
     }
 
@@ -143,7 +144,7 @@ impl ShardIndex {
     }
 
     /// The index, and the CRC-32 of all of it.
-    pub(crate) fn open_with_checksum(path: &Path) -> Result<(Self, u32), DataError> {
+    pub(crate) fn open_with_checksum(path: &Path) -> Result<(Self, u32)> {
         let file = || path.display().to_string();
         let bytes = files::read_regular(path).map_err(|reason| DataError::Unreadable {
             file: file(),

@@ -71,7 +71,7 @@ pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use cut_documents::CutDocuments;
 pub use dataset::Dataset;
-pub use error::DataError;
+pub use error::{DataError, Result};
 pub use file_kind::{BYTE_ORDER_MARK, FileKind};
 pub use index_file::ShardIndex;
 pub use inputs::{Input, Inputs, InputsError};

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{DataError, Split, tokens::TokenFile};
+use crate::{DataError, Result, Split, tokens::TokenFile};
 
 /// A shard in `dataset.json`, in the list of its split: `train.shards`, `validation.shards`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ struct Part {
 
 impl Listing {
     /// Reads the list of a folder, if it has one.
-    pub(crate) fn open(folder: &Path, split: Split) -> Result<Option<Self>, DataError> {
+    pub(crate) fn open(folder: &Path, split: Split) -> Result<Option<Self>> {
         let file = folder.join(ListedShard::FILE);
         let bytes = match files::read_small(&file) {
             Ok(bytes) => bytes,
@@ -118,7 +118,7 @@ impl Listing {
     }
 
     /// Refuses a model whose vocabulary is too small for the tokenizer, before such a token is read.
-    pub(crate) fn check_vocab(&self, model: usize) -> Result<(), DataError> {
+    pub(crate) fn check_vocab(&self, model: usize) -> Result {
         let vocab = self.origin.tokenizer.vocab;
         match vocab > model {
             false => Ok(()),
@@ -131,7 +131,7 @@ impl Listing {
     }
 
     /// Refuses shards that differ from the listed ones.
-    pub(crate) fn check_names(&self, paths: &[PathBuf]) -> Result<(), DataError> {
+    pub(crate) fn check_names(&self, paths: &[PathBuf]) -> Result {
         let found: BTreeSet<_> = paths.iter().filter_map(|path| path.file_name()).collect();
         let listed: BTreeSet<_> = self.shards.keys().map(OsStr::new).collect();
         if let Some(name) = listed.difference(&found).next() {
@@ -146,7 +146,7 @@ impl Listing {
     }
 
     /// Refuses a shard whose number of tokens differs from the list.
-    pub(crate) fn check_tokens(&self, path: &Path, shard: &TokenFile) -> Result<(), DataError> {
+    pub(crate) fn check_tokens(&self, path: &Path, shard: &TokenFile) -> Result {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.unwrap_or_default();
         match self.shards.get(name) {

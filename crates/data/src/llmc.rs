@@ -1,6 +1,7 @@
 //! llm.c's token files: 256 little-endian i32 of header (magic, version, token count), then the
 //! tokens. The layout is that of llm.c's `dev/data/data_common.py`.
 
+use crate::Result;
 use crate::{
     DataError,
     file::DataFile,
@@ -30,7 +31,7 @@ pub(crate) fn header(width: Width, tokens: i32) -> Vec<u8> {
 }
 
 /// Reads the header, and checks it against the length of the file.
-pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
+pub(crate) fn open(file: DataFile) -> Result<TokenFile> {
     let refused = |what: String| DataError::Unusable(format!("data file {} {what}", file.name));
     let truncated = || {
         refused(format!(

@@ -2,7 +2,7 @@
 
 use choices::choices;
 
-use crate::{DataError, Inputs};
+use crate::{DataError, Inputs, Result};
 
 /// Tokens in a sequence if neither [`Options::seq`] nor the file sets them.
 pub const DEFAULT_SEQ: usize = 256;
@@ -48,7 +48,7 @@ impl Options {
     }
 
     /// Refuses settings that are invalid for every file.
-    pub(crate) fn validate(&self) -> Result<(), DataError> {
+    pub(crate) fn validate(&self) -> Result {
         let sizes = [
             ("batch.micro", self.micro_batch),
             ("batch.accum", self.accum),
@@ -62,7 +62,7 @@ impl Options {
     }
 
     /// Refuses a step that is too large to be intended. `seq` is the resolved length.
-    pub(crate) fn check_step_size(&self, seq: usize) -> Result<(), DataError> {
+    pub(crate) fn check_step_size(&self, seq: usize) -> Result {
         self.micro_batch
             .checked_mul(self.accum)
             .and_then(|rows| rows.checked_mul(seq))

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Batches, DataError, Position, StepBatch};
+use crate::{Batches, DataError, Position, Result, StepBatch};
 
 /// A step or an error, and the position after it.
-type Read = (Result<StepBatch, DataError>, Position);
+type Read = (Result<StepBatch>, Position);
 
 /// Steps from a thread that reads ahead. They are the same steps, errors and positions as those of the [`Batches`] that
 /// it reads. Dropping it stops the thread.
@@ -67,7 +67,7 @@ impl Prefetched {
     /// # Errors
     ///
     /// The errors of [`Batches::next_step`], at the same step, and an error if there is no thread.
-    pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
+    pub fn next_step(&mut self) -> Result<StepBatch> {
         let read = self.receive();
         let (step, position) = read.ok_or_else(|| {
             DataError::Unusable(format!(

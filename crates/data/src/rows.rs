@@ -1,5 +1,6 @@
 //! Makes rows of micro-batches from tokens.
 
+use crate::Result;
 use crate::{
     DataError, MicroBatch, Packing,
     document_parts::{DocumentPart, document_parts},
@@ -25,7 +26,7 @@ impl Rows {
         packing: Packing,
         seq: usize,
         tails: bool,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         Ok(match packing {
             Packing::Auto | Packing::Concatenate => Self::concatenated(shards, seq, tails)?,
             Packing::FirstFit => Self::Packed(PackedRows::first_fit(
@@ -36,7 +37,7 @@ impl Rows {
         })
     }
 
-    fn concatenated(shards: &TokenShards, seq: usize, tails: bool) -> Result<Self, DataError> {
+    fn concatenated(shards: &TokenShards, seq: usize, tails: bool) -> Result<Self> {
         let mut samples = 0;
         let ends = shards.files.iter().map(|file| {
             samples += file.samples(seq, tails);
@@ -104,7 +105,7 @@ impl Rows {
         sample: usize,
         vocab: usize,
         into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    ) -> Result {
         match self {
             Self::Concatenated(ends) => {
                 let (shard, first) = place(ends, sample, into.seq);

@@ -1,6 +1,6 @@
 //! Which sample is at a position.
 
-use crate::{DataError, Dataset, Packing, Position, buckets::Buckets, mix::Order};
+use crate::{Dataset, Packing, Position, Result, buckets::Buckets, mix::Order};
 
 /// [`Dataset::check_targets`] looks at no more samples than these, which takes seconds.
 const MOST_SAMPLES_CHECKED: usize = 1 << 24;
@@ -49,8 +49,8 @@ impl Dataset {
     /// not read, and of very long runs only the beginning is looked at.
     ///
     /// # Errors
-    /// [`DataError::NoTargets`] for the first such step.
-    pub fn check_targets(&self, from: Position, steps: usize) -> Result<(), DataError> {
+    /// [`DataError::NoTargets`](crate::DataError::NoTargets) for the first such step.
+    pub fn check_targets(&self, from: Position, steps: usize) -> Result {
         let all = 0..self.rows();
         let is_empty: Vec<bool> = all.map(|sample| self.targets(sample) == Some(0)).collect();
         if !is_empty.contains(&true) {

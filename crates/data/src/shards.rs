@@ -1,5 +1,6 @@
 //! Token files that are read as one: the shards of a folder, or a single file.
 
+use crate::Result;
 use std::{
     ffi::OsString,
     fs, io,
@@ -31,7 +32,7 @@ impl TokenShards {
     }
 
     /// Opens a file, which is one shard; `format` is not `auto`.
-    pub(crate) fn open_file(path: &Path, format: Format) -> Result<Self, DataError> {
+    pub(crate) fn open_file(path: &Path, format: Format) -> Result<Self> {
         open_shard(path, format).map(|file| Self::one(format, file))
     }
 
@@ -45,7 +46,7 @@ impl TokenShards {
     }
 
     /// Opens the shards of a folder, in the order of their names.
-    pub(crate) fn open_folder(folder: &Path, options: &Options) -> Result<Self, DataError> {
+    pub(crate) fn open_folder(folder: &Path, options: &Options) -> Result<Self> {
         let name = folder.display().to_string();
         let format = match options.format {
             Format::Auto => Format::LlmC,
@@ -82,7 +83,7 @@ impl TokenShards {
     }
 
     /// Checks that all shards have the same width, and that either all have an index, or none.
-    fn check_alike(&self) -> Result<(), DataError> {
+    fn check_alike(&self) -> Result {
         let [first, others @ ..] = &self.files[..] else {
             return Err(DataError::Unusable(format!(
                 "data folder {} holds no .bin shards to train on (those named validation* or *_val_* are for evaluation); set \
@@ -132,7 +133,7 @@ impl TokenShards {
     }
 
     /// Refuses to pack by documents if nothing says where they begin.
-    pub(crate) fn check_documents(&self, packing: Packing) -> Result<(), DataError> {
+    pub(crate) fn check_documents(&self, packing: Packing) -> Result {
         if self.files[0].index.is_some() {
             return Ok(());
         }
@@ -148,7 +149,7 @@ impl TokenShards {
     }
 
     /// Refuses texts where pairs are wanted, and pairs, of which one text is not to be learnt, where texts are.
-    pub(crate) fn check_pairs(&self, wanted: bool) -> Result<(), DataError> {
+    pub(crate) fn check_pairs(&self, wanted: bool) -> Result {
         let origin = self.origin.as_ref();
         let wrong = match (wanted, origin.is_some_and(|origin| origin.preferences)) {
             (true, false) => {
@@ -180,7 +181,7 @@ impl TokenShards {
 }
 
 /// Opens a token file, and its index if there is one. Only llm.c's files can have an index.
-fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
+fn open_shard(path: &Path, format: Format) -> Result<TokenFile> {
     let file = DataFile::open(path)?;
     match format {
         Format::U16 => TokenFile::bare_u16(file),
@@ -213,7 +214,7 @@ fn no_text(file: DataFile, kind: FileKind) -> DataError {
 }
 
 /// The paths of the shards of a split, in the order of their names.
-pub(crate) fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>> {
     let mut names = bin_files(folder).map_err(|reason| DataError::Unreadable {
         file: folder.display().to_string(),
         reason,

@@ -5,7 +5,7 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    CutDocuments, DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing,
+    CutDocuments, DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing, Result,
     batch_file::BatchFile, document_parts::cut_documents, file::DataFile, fingerprint::add_file,
     listing::ListedOrigin, rows::Rows, shards::TokenShards,
 };
@@ -30,7 +30,7 @@ pub enum TokensOf {
 
 impl DataSource {
     /// Opens the input that `path` and `options` describe; without a path the built-in text.
-    pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self, DataError> {
+    pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self> {
         let source = match (open_tokens(path, options)?, path) {
             (Some(mut shards), _) => {
                 shards.check_pairs(options.pairs)?;
@@ -149,12 +149,7 @@ impl DataSource {
     }
 
     /// Appends a sample to a micro-batch.
-    pub(crate) fn read(
-        &self,
-        sample: usize,
-        vocab: usize,
-        into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    pub(crate) fn read(&self, sample: usize, vocab: usize, into: &mut MicroBatch) -> Result {
         match self {
             Self::Tokens(shards, rows, _) => rows.read(shards, sample, vocab, into),
             Self::Batches(batches) => batches.read_row(sample, vocab, into),
@@ -163,7 +158,7 @@ impl DataSource {
 }
 
 /// Opens a source of tokens; `None` if it has batches.
-fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenShards>, DataError> {
+fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenShards>> {
     let Some(path) = path else {
         return match options.format {
             Format::Auto | Format::Text => Ok(Some(TokenShards::builtin())),
@@ -187,7 +182,7 @@ fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenSha
 }
 
 /// The format of a file for `auto`: by its name, or else by its first bytes.
-pub(crate) fn format_of(path: &Path) -> Result<Format, DataError> {
+pub(crate) fn format_of(path: &Path) -> Result<Format> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(Format::Batches),
         Some("bin") => Ok(Format::LlmC),
@@ -199,7 +194,7 @@ pub(crate) fn format_of(path: &Path) -> Result<Format, DataError> {
 }
 
 /// Opens a batch file, which sets the length of its rows.
-fn open_batches(path: &Path, options: &Options) -> Result<BatchFile, DataError> {
+fn open_batches(path: &Path, options: &Options) -> Result<BatchFile> {
     let batches = BatchFile::open(DataFile::open(path)?)?;
     if let Some(wanted) = options.seq.filter(|&seq| seq != batches.seq) {
         let (file, found) = (batches.file.name, batches.seq);

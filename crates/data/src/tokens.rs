@@ -3,7 +3,7 @@
 use std::{ops::Range, path::Path};
 
 use crate::{
-    DataError, MASKED, MicroBatch, ShardIndex, batch::token_id, checksums::Verified,
+    DataError, MASKED, MicroBatch, Result, ShardIndex, batch::token_id, checksums::Verified,
     file::DataFile, fingerprint::add_file,
 };
 
@@ -47,7 +47,7 @@ impl TokenFile {
     }
 
     /// nanoGPT's layout: u16 tokens and nothing else.
-    pub(crate) fn bare_u16(file: DataFile) -> Result<Self, DataError> {
+    pub(crate) fn bare_u16(file: DataFile) -> Result<Self> {
         let bytes = file.len();
         if !bytes.is_multiple_of(2) {
             return Err(DataError::Unusable(format!(
@@ -60,7 +60,7 @@ impl TokenFile {
     }
 
     /// Reads the index at `path`, and refuses it if it belongs to another file.
-    pub(crate) fn with_index(mut self, path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn with_index(mut self, path: &Path) -> Result<Self> {
         let (mut index, checksum) = ShardIndex::open_with_checksum(path)?;
         let bad = |reason| DataError::BadIndex {
             file: path.display().to_string(),
@@ -119,7 +119,7 @@ impl TokenFile {
         inputs: usize,
         vocab: usize,
         into: &mut MicroBatch,
-    ) -> Result<(), DataError> {
+    ) -> Result {
         let last = first + inputs;
         if let Some(blocks) = &self.blocks {
             let byte = |token: usize| self.start + token * self.width as usize;

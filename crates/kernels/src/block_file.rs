@@ -1,6 +1,6 @@
 //! Files that the queues of a disk read and write.
 
-use crate::{KernelError, Queue};
+use crate::{KernelError, Queue, Result};
 use memory::{In, Out};
 use std::fmt::Debug;
 use std::io;
@@ -104,7 +104,7 @@ impl DiskCopy<'_> {
     ///
     /// # Errors
     /// [`KernelError`] of the disk, if the file cannot be read or written.
-    pub unsafe fn carry_out(self) -> Result<(), KernelError> {
+    pub unsafe fn carry_out(self) -> Result {
         let bytes = self.bytes();
         // SAFETY: a contiguous view covers as many bytes, and the caller promises that they are there, and this copy's.
         let (operation, verb, done) = unsafe {

@@ -38,7 +38,7 @@ impl KernelError {
         condition: bool,
         operation: &'static str,
         message: impl FnOnce() -> String,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if condition {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Exchanges of memory with other ranks.
 
-use crate::{Fault, KernelError};
+use crate::{Fault, KernelError, Result};
 use collectives::{Group, GroupError, Incoming, Outgoing};
 use memory::{In, Out};
 
@@ -91,7 +91,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Refuses strided pieces, and pieces that this rank sends to itself but does not receive in the same sizes.
-    pub(crate) fn check(&self, rank: usize) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, rank: usize) -> Result {
         let contiguous = self.sends.iter().all(|(_, x)| x.is_contiguous())
             && self.receives.iter().all(|(_, out)| out.is_contiguous());
         KernelError::unless(contiguous, EXCHANGE, || {
@@ -106,7 +106,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Refuses pieces whose bytes differ from those announced.
-    pub(crate) fn check_bytes(&self, rank: usize, said: ExchangeBytes) -> Result<(), KernelError> {
+    pub(crate) fn check_bytes(&self, rank: usize, said: ExchangeBytes) -> Result {
         let listed = self.bytes(rank);
         let is_said = (listed.sent, listed.received) == (said.sent, said.received);
         KernelError::unless(is_said, EXCHANGE, || {
@@ -131,7 +131,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, or the exchange fails.
-    pub unsafe fn carry_out(self, group: Option<&dyn Group>) -> Result<(), KernelError> {
+    pub unsafe fn carry_out(self, group: Option<&dyn Group>) -> Result {
         let group = group.ok_or_else(without_group)?;
         let (sends, receives) = self.pieces(group)?;
         // SAFETY: the caller's promise.
@@ -142,10 +142,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// [`KernelError`] if a piece is for a rank that the group does not have.
-    pub(crate) fn pieces(
-        &self,
-        group: &dyn Group,
-    ) -> Result<(Vec<Outgoing>, Vec<Incoming>), KernelError> {
+    pub(crate) fn pieces(&self, group: &dyn Group) -> Result<(Vec<Outgoing>, Vec<Incoming>)> {
         let ranks = self.sends.iter().map(|(to, _)| to);
         let ranks = ranks.chain(self.receives.iter().map(|(from, _)| from));
         let (last, size) = (ranks.max(), group.size());

@@ -3,7 +3,7 @@
 use crate::backend;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
-    Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
+    Queue, READING_BYTES_MAX, Reading, Request, Result, Section, Target, Traffic,
 };
 use memory::{In, Out};
 use std::cell::Cell;
@@ -68,7 +68,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if they do not fit, or the device fails.
-    pub fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    pub fn upload(&self, out: Out, bytes: &[u8]) -> Result {
         check_transfer("upload", &out.as_in(), bytes.len())?;
         self.count(Queue::Upload, bytes.len());
         // SAFETY: the tensor is contiguous and has as many bytes.
@@ -79,7 +79,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if they do not fit, or the device fails or failed in earlier work.
-    pub fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    pub fn download(&self, bytes: &mut [u8], x: In) -> Result {
         check_transfer("download", &x, bytes.len())?;
         self.count(Queue::Download, bytes.len());
         // SAFETY: as in `upload`.
@@ -90,7 +90,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
-    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result {
         // SAFETY: in the queue of the computation nothing is promised.
         unsafe { self.start(Queue::Compute, operation) }
     }
@@ -104,11 +104,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// As [`Kernels::run`], and if the operation does not run in that queue.
-    pub unsafe fn start<'a>(
-        &self,
-        queue: Queue,
-        operation: impl Into<Operation<'a>>,
-    ) -> Result<(), KernelError> {
+    pub unsafe fn start<'a>(&self, queue: Queue, operation: impl Into<Operation<'a>>) -> Result {
         let operation = operation.into();
         let runs_here = match queue {
             Queue::Compute => true,
@@ -138,7 +134,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the sides do not fit, or the device fails.
-    pub unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+    pub unsafe fn start_upload(&self, out: Out, x: In) -> Result {
         check_copy("start_upload", &out, &x)?;
         self.count(Queue::Upload, x.bytes());
         // SAFETY: the caller's promise, and the sides fit.
@@ -153,7 +149,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// As for [`Kernels::start_upload`].
-    pub unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+    pub unsafe fn start_download(&self, out: Out, x: In) -> Result {
         check_copy("start_download", &out, &x)?;
         self.count(Queue::Download, x.bytes());
         // SAFETY: the caller's promise, and the sides fit.
@@ -172,7 +168,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         out: Out,
         file: &Arc<dyn BlockFile>,
         offset: u64,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let contiguous = out.is_contiguous();
         // SAFETY: the caller's promise.
         unsafe { self.start_disk(file, offset, (HostSide::Read(out), contiguous)) }
@@ -185,12 +181,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// As for [`Kernels::start_disk_read`].
-    pub unsafe fn start_disk_write(
-        &self,
-        file: &Arc<dyn BlockFile>,
-        offset: u64,
-        x: In,
-    ) -> Result<(), KernelError> {
+    pub unsafe fn start_disk_write(&self, file: &Arc<dyn BlockFile>, offset: u64, x: In) -> Result {
         let contiguous = x.is_contiguous();
         // SAFETY: the caller's promise.
         unsafe { self.start_disk(file, offset, (HostSide::Write(x), contiguous)) }
@@ -206,7 +197,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     /// # Errors
     /// [`KernelError`] if a piece is strided, what a rank sends itself is not what it receives, the device was made without
     /// a group, or the device or an exchange fails.
-    pub unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+    pub unsafe fn start_exchange(&self, exchange: Exchange) -> Result {
         let rank = self.backend.rank();
         exchange.check(rank)?;
         let bytes = exchange.bytes(rank).sent as usize;
@@ -231,7 +222,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         &self,
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         // SAFETY: the caller's promise.
         unsafe { self.start_counted(self.first_rank.get(), bytes, list) }
     }
@@ -247,7 +238,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         &self,
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if self.backend.keeps_time_with_others() {
             // SAFETY: the caller's promise.
             return unsafe { self.start_exchange(list()) };
@@ -262,7 +253,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         first: usize,
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if self.backend.counts_exchange(bytes) {
             self.count(Queue::Collective, bytes.sent as usize);
             return Ok(());
@@ -283,7 +274,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
-    pub fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+    pub fn start_read(&self, x: In) -> Result<Reading> {
         let bytes = x.bytes();
         let fits = x.is_contiguous() && bytes <= READING_BYTES_MAX;
         KernelError::unless(fits, "start_read", || {
@@ -298,7 +289,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    pub fn finish_read(&self, reading: Reading) -> Result<Vec<u8>, KernelError> {
+    pub fn finish_read(&self, reading: Reading) -> Result<Vec<u8>> {
         self.finish(reading.event())?;
         Ok(reading.bytes())
     }
@@ -312,7 +303,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    pub fn record(&self, queue: Queue) -> Result<Event> {
         self.backend.record(queue)
     }
 
@@ -321,12 +312,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn wait(
-        &self,
-        queue: Queue,
-        event: Event,
-        reason: &'static str,
-    ) -> Result<(), KernelError> {
+    pub fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result {
         self.backend.wait(queue, event, reason)
     }
 
@@ -334,7 +320,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    pub fn finish(&self, event: Event) -> Result<(), KernelError> {
+    pub fn finish(&self, event: Event) -> Result {
         self.backend.finish(event)
     }
 
@@ -343,10 +329,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] of `work`, or if the device fails.
-    pub fn timed(
-        &self,
-        mut work: impl FnMut() -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
+    pub fn timed(&self, mut work: impl FnMut() -> Result) -> Result<Duration> {
         backend::time(&self.backend, Queue::Compute, &mut work)
     }
 
@@ -359,7 +342,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+    pub fn begin_section(&self, section: Section) -> Result {
         self.backend.begin_section(section)
     }
 
@@ -367,7 +350,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    pub fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+    pub fn end_section(&self, is_whole: bool) -> Result {
         self.backend.end_section(is_whole)
     }
 
@@ -389,7 +372,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         file: &Arc<dyn BlockFile>,
         offset: u64,
         (host, contiguous): (HostSide, bool),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         KernelError::unless(contiguous, "start_disk", || {
             "the host side is strided, expected contiguous".into()
         })?;
@@ -410,7 +393,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
 }
 
 /// Refuses a tensor that is strided, or whose byte count differs from the host side's.
-fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), KernelError> {
+fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result {
     KernelError::unless(tensor.is_contiguous(), operation, || {
         "the tensor is strided, expected contiguous".into()
     })?;
@@ -421,7 +404,7 @@ fn check_transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(
 }
 
 /// Refuses a copy whose sides are strided, or differ in type or number of elements.
-fn check_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelError> {
+fn check_copy(operation: &'static str, out: &Out, x: &In) -> Result {
     let contiguous = out.is_contiguous() && x.is_contiguous();
     KernelError::unless(contiguous, operation, || {
         "a side is strided, expected contiguous".into()

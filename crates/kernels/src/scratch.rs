@@ -4,7 +4,7 @@ use crate::operation::{
     Attention, AttentionBackward, AttentionShape, ExpertRows, FlashAttention,
     FlashAttentionBackward, Operation,
 };
-use crate::{KernelError, Target, cpu, cuda};
+use crate::{KernelError, Result, Target, cpu, cuda};
 use memory::DType;
 
 impl Attention<'_> {
@@ -89,7 +89,7 @@ impl ExpertRows<'_> {
 
 impl Operation<'_> {
     /// Refuses scratch of another size than a device needs.
-    pub(crate) fn check_scratch(&self, target: Target) -> Result<(), KernelError> {
+    pub(crate) fn check_scratch(&self, target: Target) -> Result {
         let (scratch, elements) = match self {
             Operation::Attention(of) => {
                 let (dtype, kept) = (of.q.dtype(), of.probs.is_some());

@@ -3,7 +3,7 @@
 use crate::backend;
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
 use crate::{
-    Backend, Cost, Event, KernelError, Kernels, Queue, Queues, Reading, Request, Target, Traffic,
+    Backend, Cost, Event, Kernels, Queue, Queues, Reading, Request, Result, Target, Traffic,
 };
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
@@ -69,8 +69,8 @@ impl<B: Backend> Timed<B> {
         &self,
         queue: Queue,
         name: &'static str,
-        work: impl FnOnce(&B) -> Result<(), KernelError>,
-    ) -> Result<Duration, KernelError> {
+        work: impl FnOnce(&B) -> Result,
+    ) -> Result<Duration> {
         let mut work = Some(work);
         let mut once = || work.take().map_or(Ok(()), |work| work(&self.backend));
         let time = backend::time(&self.backend, queue, &mut once)?;
@@ -133,7 +133,7 @@ impl<B: Backend> Backend for Timed<B> {
         self.backend.traffic()
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         let (name, operation) = match &request {
             Request::Operation(of) => (of.name(), Some((of.sizes(), of.cost()))),
             Request::Copy(..) | Request::Disk(_) => (COPY, None),
@@ -154,17 +154,17 @@ impl<B: Backend> Backend for Timed<B> {
         Ok(())
     }
 
-    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result {
         // SAFETY: the caller's promise.
         unsafe { self.backend.write(out, bytes) }
     }
 
-    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result {
         // SAFETY: the caller's promise.
         unsafe { self.backend.read(bytes, x) }
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.start_reading(x) }
     }
@@ -175,7 +175,7 @@ impl<B: Backend> Queues for Timed<B> {
         self.backend.rank()
     }
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    fn record(&self, queue: Queue) -> Result<Event> {
         let event = self.backend.record(queue)?;
         if let Some(beside) = &self.beside {
             let on_timeline = beside.timeline.record(queue);
@@ -188,7 +188,7 @@ impl<B: Backend> Queues for Timed<B> {
         Ok(event)
     }
 
-    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result {
         if let Some(beside) = &self.beside {
             let known = beside.events.borrow();
             let on_timeline = known.get(&(event.queue, event.position));
@@ -198,7 +198,7 @@ impl<B: Backend> Queues for Timed<B> {
         self.backend.wait(queue, event, reason)
     }
 
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
+    fn finish(&self, event: Event) -> Result {
         self.backend.finish(event)
     }
 

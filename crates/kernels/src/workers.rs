@@ -1,7 +1,7 @@
 //! Queues that are threads of the host. Each has one worker, started at its first request.
 
 use crate::exchange::{group_failed, without_group};
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Result};
 use collectives::{Group, Incoming, Outgoing};
 use memory::{In, Out};
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 /// Waits for a point of a queue without a worker. Fails if earlier work failed, since then the point is never reached.
 #[cfg(feature = "cuda")]
-pub(crate) type WaitForPoint = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
+pub(crate) type WaitForPoint = Box<dyn FnOnce() -> Result + Send>;
 
 /// Called after each task of a queue, with the number of tasks done so far.
 pub(crate) type Notify = Box<dyn Fn(Queue, u64) + Send + Sync>;
@@ -78,17 +78,13 @@ impl Progress {
 
     /// # Safety
     /// As for [`Group::exchange`].
-    unsafe fn exchange(
-        &self,
-        sends: &[Outgoing],
-        receives: &[Incoming],
-    ) -> Result<(), KernelError> {
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result {
         let group = self.group.as_ref().ok_or_else(without_group)?;
         // SAFETY: the caller's promise.
         unsafe { group.exchange(sends, receives) }.map_err(group_failed)
     }
 
-    fn note(&self, result: Result<(), KernelError>) {
+    fn note(&self, result: Result) {
         if let Err(error) = result {
             // The first failure is kept, because others may follow from it.
             let _ = self.failed.set(error);
@@ -172,7 +168,7 @@ impl Workers {
         self.progress.group.as_ref().map_or(0, |group| group.rank())
     }
 
-    fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
+    fn ask(&self, queue: Queue, task: Task) -> Result {
         self.check()?;
         let mut worker = self.workers[queue as usize].borrow_mut();
         worker
@@ -182,7 +178,7 @@ impl Workers {
     }
 
     /// If a file or an exchange has failed, waits for all workers and returns the error.
-    pub(crate) fn check(&self) -> Result<(), KernelError> {
+    pub(crate) fn check(&self) -> Result {
         let Some(error) = self.progress.failed.get() else {
             return Ok(());
         };
@@ -199,7 +195,7 @@ impl Workers {
 
     /// # Safety
     /// As for [`crate::Kernels::start_upload`]; both sides are contiguous and have as many bytes.
-    pub(crate) unsafe fn copy(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
+    pub(crate) unsafe fn copy(&self, queue: Queue, out: Out, x: In) -> Result {
         // SAFETY: the caller keeps both alive until the copy is done.
         let (out, x) = unsafe { (out.outliving(), x.outliving()) };
         self.ask(queue, Task::Copy(out, x))
@@ -207,7 +203,7 @@ impl Workers {
 
     /// # Safety
     /// As for [`crate::Backend::ask`].
-    pub(crate) unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+    pub(crate) unsafe fn disk(&self, copy: DiskCopy) -> Result {
         // SAFETY: the caller keeps the memory alive until the copy is done.
         let copy = unsafe { copy.outliving() };
         self.ask(copy.queue(), Task::Disk(copy))
@@ -215,7 +211,7 @@ impl Workers {
 
     /// # Safety
     /// As for [`crate::Backend::ask`].
-    pub(crate) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+    pub(crate) unsafe fn exchange(&self, exchange: Exchange) -> Result {
         let group = self.progress.group.as_ref().ok_or_else(without_group)?;
         let (sends, receives) = exchange.pieces(&**group)?;
         self.ask(Queue::Collective, Task::Exchange(sends, receives))
@@ -228,7 +224,7 @@ impl Workers {
     }
 
     /// The present end of a queue. A queue without a worker is always over.
-    pub(crate) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    pub(crate) fn record(&self, queue: Queue) -> Result<Event> {
         self.check()?;
         Ok(self.end_of(queue))
     }
@@ -239,7 +235,7 @@ impl Workers {
     }
 
     /// Makes the worker of a queue wait for an event of another.
-    pub(crate) fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+    pub(crate) fn wait(&self, queue: Queue, event: Event) -> Result {
         match self.is_over(event) {
             true => self.check(),
             false => self.ask(queue, Task::Wait(event)),
@@ -248,16 +244,12 @@ impl Workers {
 
     /// Makes the worker of a queue wait for a point of a queue without a worker.
     #[cfg(feature = "cuda")]
-    pub(crate) fn wait_for_point(
-        &self,
-        queue: Queue,
-        wait: WaitForPoint,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn wait_for_point(&self, queue: Queue, wait: WaitForPoint) -> Result {
         self.ask(queue, Task::WaitForPoint(wait))
     }
 
     /// Waits in this thread until an event of a worker is over.
-    pub(crate) fn finish(&self, event: Event) -> Result<(), KernelError> {
+    pub(crate) fn finish(&self, event: Event) -> Result {
         self.progress.wait_for(event);
         self.check()
     }

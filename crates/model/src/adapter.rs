@@ -4,7 +4,7 @@ use crate::linear::weight_gradient;
 use crate::lora::{LinearModule, LoraInit};
 use crate::matrix::{WeightMatrix, product};
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::{Activation, DropoutSite, Extent, Label, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Pass, Result};
 use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward};
 use kernels::{Dropout, Init};
 use memory::{Buffer, DType, Dims, In, Out};
@@ -140,7 +140,7 @@ impl Adapter {
     }
 
     /// The factors of a layer of one weight: A times the scale, and B.
-    pub(crate) fn factors<'p>(&self, pass: &'p Pass) -> Result<[WeightMatrix<'p>; 2], ModelError> {
+    pub(crate) fn factors<'p>(&self, pass: &'p Pass) -> Result<[WeightMatrix<'p>; 2]> {
         let [part] = &self.parts[..] else {
             unreachable!("the layer has one weight");
         };
@@ -171,12 +171,7 @@ impl Adapter {
     }
 
     /// `y += kept B'`, with `kept = scale x A'`, which is computed without any `y` too if it is needed.
-    pub(crate) fn forward(
-        &self,
-        pass: &mut Pass,
-        mut y: Vec<OutputColumns<Out>>,
-        x: In,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn forward(&self, pass: &mut Pass, mut y: Vec<OutputColumns<Out>>, x: In) -> Result {
         let needed = pass.output(self.kept)?;
         let is_needed = needed.is_some();
         if !is_needed && y.is_empty() {
@@ -207,7 +202,7 @@ impl Adapter {
     }
 
     /// `kept = scale x A'`, one product unless each weight drops other elements of `x`.
-    fn down(&self, pass: &Pass, mut kept: Out, x: In) -> Result<(), ModelError> {
+    fn down(&self, pass: &Pass, mut kept: Out, x: In) -> Result {
         let all: Vec<_> = self.parts.iter().map(|part| (part.a, part.scale)).collect();
         if !self.drops(pass) {
             let a = factor(pass, &all)?;
@@ -229,7 +224,7 @@ impl Adapter {
         pass: &mut Pass,
         dy: &[OutputColumns<In>],
         x: In,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let kernels = pass.kernels();
         let kept = pass.pull(self.kept)?;
         for part in &self.parts {
@@ -254,7 +249,7 @@ impl Adapter {
         Ok(through)
     }
 
-    fn add_gradients_of_a(&self, pass: &mut Pass, through: In, x: In) -> Result<(), ModelError> {
+    fn add_gradients_of_a(&self, pass: &mut Pass, through: In, x: In) -> Result {
         let kernels = pass.kernels();
         let drops = self.drops(pass);
         let firsts: Vec<ParameterId> = self.parts.iter().map(|part| part.a).collect();
@@ -274,12 +269,7 @@ impl Adapter {
     }
 
     /// `dx += through A`, where `through` is what [`Adapter::add_gradients`] gave.
-    pub(crate) fn add_input_gradient(
-        &self,
-        pass: &Pass,
-        mut dx: Out,
-        through: In,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn add_input_gradient(&self, pass: &Pass, mut dx: Out, through: In) -> Result {
         let kernels = pass.kernels();
         let all: Vec<_> = self.parts.iter().map(|part| (part.a, 1.0)).collect();
         if !self.drops(pass) {
@@ -312,7 +302,7 @@ impl Adapter {
     }
 
     /// Leases the layer's input after dropout, as this adapter reads it.
-    fn dropped(&self, pass: &Pass, part: &Part, x: In) -> Result<Buffer, ModelError> {
+    fn dropped(&self, pass: &Pass, part: &Part, x: In) -> Result<Buffer> {
         let dropout: Dropout = pass.dropout(part.site).expect("it drops elements");
         let mut dropped = pass.temporary("lora_dropped", [x.dims()[0], self.inputs])?;
         pass.kernels().run(DropoutBackward {
@@ -346,7 +336,7 @@ const TRAINED: &str = "a factor is trained";
 pub(crate) fn factor<'p>(
     pass: &'p Pass,
     factors: &[(ParameterId, f32)],
-) -> Result<WeightMatrix<'p>, ModelError> {
+) -> Result<WeightMatrix<'p>> {
     let ids: Vec<ParameterId> = factors.iter().map(|(id, _)| *id).collect();
     let is_plain = pass.dtype() == DType::F32 && factors.iter().all(|(_, scale)| *scale == 1.0);
     if let Some(stored) = pass.parameters(&ids).filter(|_| is_plain) {

@@ -1,6 +1,6 @@
 //! The tokens of a micro-batch on the device.
 
-use crate::{BatchShape, DropoutKeys, DropoutSite, ModelError, Randomness};
+use crate::{BatchShape, DropoutKeys, DropoutSite, Randomness, Result};
 use kernels::{Kernels, Positions};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Rank};
 
@@ -59,14 +59,14 @@ impl Batch {
     /// Leases and uploads a micro-batch.
     ///
     /// # Errors
-    /// [`ModelError`] if memory is refused or a slice does not have `shape`'s number of tokens.
+    /// `ModelError` if memory is refused or a slice does not have `shape`'s number of tokens.
     pub fn upload(
         memory: &Memory,
         kernels: &Kernels,
         shape: BatchShape,
         input_ids: &[i32],
         targets: &[i32],
-    ) -> Result<Batch, ModelError> {
+    ) -> Result<Batch> {
         let tokens = [shape.tokens()];
         let input_ids = send(memory, kernels, "input_ids", tokens, input_ids)?;
         let targets = send(memory, kernels, "targets", tokens, targets)?;
@@ -77,14 +77,14 @@ impl Batch {
     /// same, so that a step's memory does not depend on where its tokens come from.
     ///
     /// # Errors
-    /// [`ModelError`] if memory is refused.
+    /// `ModelError` if memory is refused.
     pub fn lent(
         memory: &Memory,
         shape: BatchShape,
         input_ids: In<'static>,
         targets: In<'static>,
-    ) -> Result<Batch, ModelError> {
-        let lent = |name, tokens: In<'static>| -> Result<Tokens, ModelError> {
+    ) -> Result<Batch> {
+        let lent = |name, tokens: In<'static>| -> Result<Tokens> {
             assert_eq!(
                 (tokens.dims(), tokens.dtype()),
                 (&[shape.tokens()][..], DType::I32),
@@ -107,7 +107,7 @@ impl Batch {
         shape: BatchShape,
         input_ids: &[i32],
         positions: &[i32],
-    ) -> Result<Batch, ModelError> {
+    ) -> Result<Batch> {
         let tokens = [shape.tokens()];
         let input_ids = send(memory, kernels, "input_ids", tokens, input_ids)?;
         let targets = memory.lease(Category::Input, "targets", [0], DType::I32)?;
@@ -130,7 +130,7 @@ impl Batch {
         kernels: &Kernels,
         starts: &[i32],
         part: Rank,
-    ) -> Result<Batch, ModelError> {
+    ) -> Result<Batch> {
         let BatchShape { rows, seq } = self.shape;
         let documents = send(memory, kernels, "documents", [rows, part.of * seq], starts)?;
         let starts = starts.chunks(seq).skip(part.number).step_by(part.of);
@@ -150,12 +150,7 @@ impl Batch {
     ///
     /// # Errors
     /// As [`Batch::upload`].
-    pub fn from_position(
-        self,
-        memory: &Memory,
-        kernels: &Kernels,
-        first: usize,
-    ) -> Result<Batch, ModelError> {
+    pub fn from_position(self, memory: &Memory, kernels: &Kernels, first: usize) -> Result<Batch> {
         let BatchShape { rows, seq } = self.shape;
         let places = first as i32..(first + seq) as i32;
         let positions: Vec<i32> = (0..rows).flat_map(|_| places.clone()).collect();
@@ -178,7 +173,7 @@ impl Batch {
         memory: &Memory,
         kernels: &Kernels,
         lengths: &[i32],
-    ) -> Result<Batch, ModelError> {
+    ) -> Result<Batch> {
         let all = 0..=self.shape.seq as i32;
         assert!(
             lengths.iter().all(|length| all.contains(length)),
@@ -202,7 +197,7 @@ impl Batch {
         kernels: &Kernels,
         sites: &[(usize, DropoutSite)],
         randomness: Randomness,
-    ) -> Result<Batch, ModelError> {
+    ) -> Result<Batch> {
         Ok(Batch {
             dropout: DropoutKeys::upload(memory, kernels, sites, randomness)?,
             ..self
@@ -229,7 +224,7 @@ pub(crate) fn send(
     name: &'static str,
     shape: impl Into<Dims>,
     data: &[i32],
-) -> Result<Buffer, ModelError> {
+) -> Result<Buffer> {
     let mut buffer = memory.lease(Category::Input, name, shape, DType::I32)?;
     kernels.upload(buffer.view_mut(), bytemuck::cast_slice(data))?;
     Ok(buffer)

@@ -4,6 +4,9 @@ use kernels::KernelError;
 use memory::OutOfMemory;
 use units::UnitError;
 
+/// A result with a [`ModelError`], unless another error is named.
+pub type Result<T = (), E = ModelError> = std::result::Result<T, E>;
+
 /// Why a pass failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {

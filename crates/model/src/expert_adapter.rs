@@ -4,7 +4,7 @@
 use crate::adapter::{factor, initial_a, kept};
 use crate::lora::LinearModule;
 use crate::parameters::{Initial, ParameterId, PartParameters, Stored};
-use crate::{Activation, ModelError, Pass};
+use crate::{Activation, Pass, Result};
 use kernels::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use memory::{Buffer, In, Out};
 
@@ -76,7 +76,7 @@ impl ExpertAdapter {
         out: Option<Out>,
         x: ExpertRows,
         offsets: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let needed = pass.output(self.kept)?;
         let is_needed = needed.is_some();
         if !is_needed && out.is_none() {
@@ -106,7 +106,7 @@ impl ExpertAdapter {
         dy: ExpertRows,
         x: ExpertRows,
         offsets: In,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let kept = pass.pull(self.kept)?;
         let of_kept = ExpertRows::in_order(kept.view());
         grouped_gradient(pass, self.b, (dy, of_kept), offsets)?;
@@ -121,13 +121,7 @@ impl ExpertAdapter {
     }
 
     /// `dx [r, inputs] = through A`, where `through` is what [`ExpertAdapter::add_gradients`] gave.
-    pub(crate) fn input_gradient(
-        &self,
-        pass: &Pass,
-        dx: Out,
-        through: In,
-        offsets: In,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn input_gradient(&self, pass: &Pass, dx: Out, through: In, offsets: In) -> Result {
         let a = factor(pass, &[(self.a, 1.0)])?;
         let through = ExpertRows::in_order(through);
         grouped_product(pass, (dx, through), (a.view(), true), offsets)
@@ -140,7 +134,7 @@ pub(crate) fn grouped_product(
     (out, rows): (Out, ExpertRows),
     (weights, by_columns): (In, bool),
     offsets: In,
-) -> Result<(), ModelError> {
+) -> Result {
     let mut scratch = scratch(pass, &[rows])?;
     Ok(pass.kernels().run(GroupedMatmul {
         out,
@@ -158,7 +152,7 @@ pub(crate) fn grouped_gradient(
     of: ParameterId,
     (dy, rows): (ExpertRows, ExpertRows),
     offsets: In,
-) -> Result<(), ModelError> {
+) -> Result {
     let kernels = pass.kernels();
     if !of.is_trained() {
         return Ok(());
@@ -176,7 +170,7 @@ pub(crate) fn grouped_gradient(
 }
 
 /// Scratch of a product.
-fn scratch(pass: &Pass, operands: &[ExpertRows]) -> Result<Buffer, ModelError> {
+fn scratch(pass: &Pass, operands: &[ExpertRows]) -> Result<Buffer> {
     let target = pass.kernels().target();
     let elements = operands.iter().map(|rows| rows.scratch_elements(target));
     pass.temporary_f32("expert_rows", [elements.sum::<usize>()])

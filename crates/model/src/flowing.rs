@@ -1,7 +1,7 @@
 //! Gradients of activations in the backward pass, from the stages that read an activation to the stage that wrote it.
 
 use crate::pass::Pass;
-use crate::{Activation, LayerActivation, ModelError};
+use crate::{Activation, LayerActivation, Result};
 use kernels::Init;
 use memory::Buffer;
 
@@ -21,11 +21,8 @@ impl Pass<'_> {
     /// fresh lease.
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] if the lease is refused.
-    pub fn gradient_to_add(
-        &mut self,
-        of: Activation,
-    ) -> Result<(Buffer, Init<'static>), ModelError> {
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) if the lease is refused.
+    pub fn gradient_to_add(&mut self, of: Activation) -> Result<(Buffer, Init<'static>)> {
         let at = self.of_block(of);
         if let Some(gradient) = self.take_gradient(at) {
             return Ok(gradient);

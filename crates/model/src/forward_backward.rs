@@ -2,7 +2,7 @@
 
 use crate::pass::{Pass, Work};
 use crate::position::StagePosition;
-use crate::{LayerActivation, Model, ModelError, Purpose, ReplayCounts};
+use crate::{LayerActivation, Model, ModelError, Purpose, ReplayCounts, Result};
 use memory::{Buffer, Layer, Phase};
 use units::OpenUnit;
 
@@ -18,7 +18,7 @@ impl Model {
         &'a self,
         work: Work<'a>,
         replayed: &mut ReplayCounts,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward_backward();
         pass.ended(outcome, replayed)
@@ -29,7 +29,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
-    pub fn forward_on_pipeline_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+    pub fn forward_on_pipeline_stage<'a>(&'a self, work: Work<'a>) -> Result<Buffer> {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward().and_then(|()| {
             let output = pass.work.saved.take(pass.output_of_stage());
@@ -50,7 +50,7 @@ impl Model {
         work: Work<'a>,
         gradient: Option<Buffer>,
         replayed: &mut ReplayCounts,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         let mut pass = Pass::new(self, work);
         if let Some(gradient) = gradient {
             pass.file_gradient_at(pass.output_of_stage(), gradient);
@@ -61,7 +61,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    fn forward_backward(&mut self) -> Result<Option<Buffer>, ModelError> {
+    fn forward_backward(&mut self) -> Result<Option<Buffer>> {
         self.forward()?;
         self.head()?;
         self.each_part(Pass::balance_loss)?;
@@ -69,7 +69,7 @@ impl Pass<'_> {
     }
 
     /// The backward pass from the filed gradient of its blocks' output.
-    fn backward_to_end(&mut self) -> Result<Option<Buffer>, ModelError> {
+    fn backward_to_end(&mut self) -> Result<Option<Buffer>> {
         self.work.purpose.training().hooks.before_backward()?;
         let gradient = self.backward()?;
         let Work {
@@ -91,11 +91,7 @@ impl Pass<'_> {
     }
 
     /// Counts the replays of a pass that ended, and drops everything if it failed.
-    fn ended<T>(
-        mut self,
-        outcome: Result<T, ModelError>,
-        replayed: &mut ReplayCounts,
-    ) -> Result<T, ModelError> {
+    fn ended<T>(mut self, outcome: Result<T>, replayed: &mut ReplayCounts) -> Result<T> {
         replayed.add_all(&self.replayed);
         if outcome.is_err() {
             self.abandon()?;
@@ -104,7 +100,7 @@ impl Pass<'_> {
     }
 
     /// Embedding and blocks, as far as the pass runs them; leaves the input of what follows in the table.
-    pub(crate) fn forward(&mut self) -> Result<(), ModelError> {
+    pub(crate) fn forward(&mut self) -> Result {
         let phase = self.work.purpose.forward_phase();
         let layers = self.work.layers.clone();
         self.each_part(|pass| {
@@ -132,7 +128,7 @@ impl Pass<'_> {
 
     /// Brings a part's weights to the device, has hooks update them if that is due, and only then fetches the next
     /// weights. Uploads run in order, and the update waits for uploads of its own.
-    fn before_forward(&mut self, part: Layer) -> Result<(), ModelError> {
+    fn before_forward(&mut self, part: Layer) -> Result {
         self.go_on()?;
         let unit = self.model.unit_of_part(part);
         let work = &mut self.work;
@@ -149,7 +145,7 @@ impl Pass<'_> {
 
     /// Drops everything after a pass that ended early. The host waits for copies under way; it fails only if the device
     /// does.
-    pub(crate) fn abandon(&mut self) -> Result<(), ModelError> {
+    pub(crate) fn abandon(&mut self) -> Result {
         let work = &mut self.work;
         let saved = work.saved.abandon(work.kernels);
         let weights = work.weights.abandon(work.kernels);
@@ -161,7 +157,7 @@ impl Pass<'_> {
     }
 
     /// Opens the gradients of a unit, so that they can be added to until it is closed.
-    fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>, ModelError> {
+    fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
         let open = unit.map(|unit| gradients.open(work.memory, work.kernels, unit));
@@ -170,7 +166,7 @@ impl Pass<'_> {
 
     /// Starts fetching the gradients that earlier micro-batches made of a part. It is called one part ahead, so that
     /// the copy has that long.
-    fn fetch_gradients(&mut self, part: Layer) -> Result<(), ModelError> {
+    fn fetch_gradients(&mut self, part: Layer) -> Result {
         let defers = matches!(part, Layer::Block(layer) if self.defers_gradients_of(layer));
         let unit = self.model.unit_of_part(part).filter(|_| !defers);
         let work = &mut self.work;
@@ -182,7 +178,7 @@ impl Pass<'_> {
     }
 
     /// Closes the gradients of a unit that a part has added to: its own, or the embedding's if the head is tied to it.
-    fn close_gradients(&mut self, part: Layer, open: Option<OpenUnit>) -> Result<(), ModelError> {
+    fn close_gradients(&mut self, part: Layer, open: Option<OpenUnit>) -> Result {
         let Some(open) = open else {
             return Ok(());
         };
@@ -209,7 +205,7 @@ impl Pass<'_> {
 
     /// Breaks the micro-batch off if a hook asks for that. The backward pass is not broken off where gradients are
     /// released: it has updated some weights already.
-    fn go_on(&self) -> Result<(), ModelError> {
+    fn go_on(&self) -> Result {
         match &self.work.purpose {
             Purpose::Training(training) if training.hooks.is_stopped() => Err(ModelError::Stopped),
             _ => Ok(()),
@@ -217,7 +213,7 @@ impl Pass<'_> {
     }
 
     /// Takes the head's input out of the table.
-    pub(crate) fn take_head_input(&mut self) -> Result<Buffer, ModelError> {
+    pub(crate) fn take_head_input(&mut self) -> Result<Buffer> {
         self.allow(&self.model.architecture().head_parameters)?;
         Ok(self.work.saved.take(self.head_input()))
     }
@@ -232,7 +228,7 @@ impl Pass<'_> {
     }
 
     /// The head, forward and backward; files the gradient of its input.
-    fn head(&mut self) -> Result<(), ModelError> {
+    fn head(&mut self) -> Result {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
         let mut inputs = self.each_part(Pass::take_head_input)?.into_iter();
@@ -250,7 +246,7 @@ impl Pass<'_> {
 
     /// The backward pass, from the gradient of the last block's output down to the embedding, or to the lowest block with a
     /// trained parameter. In a pipeline it ends at the stage's first block, whose input's gradient it returns.
-    fn backward(&mut self) -> Result<Option<Buffer>, ModelError> {
+    fn backward(&mut self) -> Result<Option<Buffer>> {
         let layers = self.work.layers.clone();
         let lowest = self.model.architecture().lowest_trained;
         let last_block = layers.end - 1;
@@ -286,7 +282,7 @@ impl Pass<'_> {
     }
 
     /// Opens what the backward pass of a block adds to: the gradients of its unit, unless they are deferred.
-    fn open_block(&mut self, layer: usize) -> Result<Option<OpenUnit>, ModelError> {
+    fn open_block(&mut self, layer: usize) -> Result<Option<OpenUnit>> {
         if self.defers_gradients_of(layer) {
             let kernels = self.work.kernels;
             let gradients = &mut *self.work.purpose.training().gradients;
@@ -298,7 +294,7 @@ impl Pass<'_> {
 
     /// Ends a backward pass whose blocks begin at `start`, and of which `ended` is the lowest that went backward: runs the embedding's
     /// backward pass, or drops what nothing below needs, or returns the gradient for the stage before.
-    fn leave_blocks(&mut self, start: usize, ended: usize) -> Result<Option<Buffer>, ModelError> {
+    fn leave_blocks(&mut self, start: usize, ended: usize) -> Result<Option<Buffer>> {
         let _place = self.enter(Phase::Backward, Layer::Embedding);
         let lowest = self.model.architecture().lowest_trained;
         if lowest.is_some_and(|lowest| lowest >= start) {
@@ -332,7 +328,7 @@ impl Pass<'_> {
 
     /// Starts fetching a block's offloaded activations, in the order in which its backward pass reads them. It is
     /// called at the start of the next block's backward pass, so that the copies have that long.
-    fn fetch_block(&mut self, layer: usize) -> Result<(), ModelError> {
+    fn fetch_block(&mut self, layer: usize) -> Result {
         let block = &self.model.architecture().blocks[layer];
         let shape = self.batch().shape;
         let work = &mut self.work;

@@ -1,6 +1,6 @@
 //! Cells of FP8: the scale and the largest magnitude of each operand.
 
-use crate::ModelError;
+use crate::Result;
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Site};
 use crate::fp8_underflows::Fp8Underflows;
 use kernels::Kernels;
@@ -94,7 +94,7 @@ impl<'a> CodedOperand<'a> {
         self,
         (kernels, underflows): (&Kernels, &mut Fp8Underflows),
         (codes, x): (CodesTo, In),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let (scale, mut largest) = self.cells.split_at(1);
         if !std::mem::replace(&mut self.known.largest, true) {
             let out = largest.reborrow();

@@ -1,18 +1,18 @@
 //! A micro-batch through the model forward, for its loss or for its next tokens.
 
 use crate::pass::{Pass, Work};
-use crate::{Model, ModelError};
+use crate::{Model, Result};
 use memory::{Buffer, Layer, Phase};
 
 impl Model {
     /// The sum of the losses of each part of a micro-batch, `sums [parts]` f32, without any backward pass, the head's included.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused or the device fails.
+    /// `ModelError` if a lease is refused or the device fails.
     ///
     /// # Panics
     /// If the work is a training step's.
-    pub fn loss<'a>(&'a self, work: Work<'a>, sums: &mut Buffer) -> Result<(), ModelError> {
+    pub fn loss<'a>(&'a self, work: Work<'a>, sums: &mut Buffer) -> Result {
         let (chunk, head) = (self.head_chunk(), &self.architecture().head);
         self.forward(work, |pass, x| {
             let sum = sums.view_mut().rows(pass.part()..pass.part() + 1);
@@ -28,11 +28,7 @@ impl Model {
     ///
     /// # Panics
     /// As [`Model::loss`].
-    pub fn sequence_losses<'a>(
-        &'a self,
-        work: Work<'a>,
-        sums: &mut Buffer,
-    ) -> Result<(), ModelError> {
+    pub fn sequence_losses<'a>(&'a self, work: Work<'a>, sums: &mut Buffer) -> Result {
         let chunk = self.head_chunk();
         self.forward(work, |pass, x| {
             let head = &self.architecture().head;
@@ -49,7 +45,7 @@ impl Model {
     ///
     /// # Panics
     /// As [`Model::loss`], and if several sequences have several tokens.
-    pub fn next_logits<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+    pub fn next_logits<'a>(&'a self, work: Work<'a>) -> Result<Buffer> {
         let logits = self.forward(work, |pass, x| {
             self.architecture().head.next_logits(pass, &x)
         })?;
@@ -62,8 +58,8 @@ impl Model {
     fn forward<'a, T>(
         &'a self,
         work: Work<'a>,
-        mut head: impl FnMut(&mut Pass, Buffer) -> Result<T, ModelError>,
-    ) -> Result<Vec<T>, ModelError> {
+        mut head: impl FnMut(&mut Pass, Buffer) -> Result<T>,
+    ) -> Result<Vec<T>> {
         let phase = work.purpose.forward_phase();
         assert_eq!(phase, Phase::Eval, "a training step goes backward too");
         let mut pass = Pass::new(self, work);

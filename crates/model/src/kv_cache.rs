@@ -1,7 +1,7 @@
 //! The keys and values of sequences that are being generated, in blocks of [`CACHE_BLOCK`] tokens (Kwon et al. 2023).
 //! Under latent attention they are latents, each beside the columns of keys that all heads share (DeepSeek-V2, 2024).
 
-use crate::ModelError;
+use crate::Result;
 use crate::batch::send;
 use kernels::Kernels;
 use kernels::operation::CACHE_BLOCK;
@@ -83,13 +83,13 @@ impl KvCache {
     /// Leases room for sequences of at most `tokens` tokens each.
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] if it is refused.
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) if it is refused.
     pub fn lease(
         memory: &Memory,
         CacheShape { layers, widths }: CacheShape,
         dtype: DType,
         tokens: &[usize],
-    ) -> Result<KvCache, ModelError> {
+    ) -> Result<KvCache> {
         let blocks = blocks(tokens);
         let of_layer = blocks * CACHE_BLOCK * widths.elements();
         let shape = [layers, of_layer];
@@ -107,14 +107,14 @@ impl KvCache {
     /// micro-batch.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused or the device fails.
+    /// `ModelError` if a lease is refused or the device fails.
     pub fn sequences(
         &mut self,
         memory: &Memory,
         kernels: &Kernels,
         sequences: Range<usize>,
         lengths: &[usize],
-    ) -> Result<CachedSequences<'_>, ModelError> {
+    ) -> Result<CachedSequences<'_>> {
         let tables = &self.tables[sequences];
         let most = tables.iter().map(Vec::len).max().unwrap_or(0);
         // Shorter tables are padded. Attention never reads the padding, because the sequence has no tokens there.

@@ -75,7 +75,7 @@ pub use config::{
     ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
 };
 pub use deferred_gradients::DeferredGradients;
-pub use error::ModelError;
+pub use error::{ModelError, Result};
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 pub use fp8_underflows::UnderflowShare;

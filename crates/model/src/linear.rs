@@ -9,7 +9,7 @@ use crate::adapter::{Adapter, OutputColumns};
 use crate::fp8::{Fp8Layer, Fp8Products};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, Pass, Result};
 use kernels::operation::{AddBias, BiasBackward, Copy, Matmul};
 use kernels::{Init, Kernels};
 use memory::{Buffer, In, Out};
@@ -145,13 +145,8 @@ impl Linear {
     /// `y = x W^T + b`, with what the adapter adds. Without `y`, only what the adapter keeps is computed, if it is needed.
     ///
     /// # Errors
-    /// [`ModelError`] if the device fails or a lease is refused.
-    pub fn forward<'y>(
-        &self,
-        pass: &mut Pass,
-        y: impl Into<Option<Out<'y>>>,
-        x: In,
-    ) -> Result<(), ModelError> {
+    /// `ModelError` if the device fails or a lease is refused.
+    pub fn forward<'y>(&self, pass: &mut Pass, y: impl Into<Option<Out<'y>>>, x: In) -> Result {
         let mut y = y.into();
         if let Some(y) = &mut y {
             self.base(pass, y.reborrow(), x)?;
@@ -165,14 +160,14 @@ impl Linear {
         pass: &mut Pass,
         y: impl IntoIterator<Item = OutputColumns<Out<'y>>>,
         x: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let adapter = self.adapter.as_ref().filter(|_| pass.has_adapters());
         let y = y.into_iter().collect();
         adapter.map_or(Ok(()), |adapter| adapter.forward(pass, y, x))
     }
 
     /// `y = x W^T + b`.
-    fn base(&self, pass: &mut Pass, mut y: Out, x: In) -> Result<(), ModelError> {
+    fn base(&self, pass: &mut Pass, mut y: Out, x: In) -> Result {
         let kernels = pass.kernels();
         if let Some((layer, _)) = self.fp8_of(pass) {
             let of = (x, &self.biases[..], Init::Overwrite);
@@ -204,7 +199,7 @@ impl Linear {
     }
 
     /// Padding can separate biases even when their weights are contiguous; then the product has added none.
-    fn add_biases_apart(&self, pass: &Pass, mut y: Out) -> Result<(), ModelError> {
+    fn add_biases_apart(&self, pass: &Pass, mut y: Out) -> Result {
         let is_added = pass.parameters(&self.biases).is_some();
         let apart = self.biases.iter().filter(|_| !is_added);
         for (bias, columns) in apart.zip(self.columns()) {
@@ -226,7 +221,7 @@ impl Linear {
         y: impl Into<Option<Out<'y>>>,
         x: In,
         residual: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let bias = self.bias();
         self.add_product(pass, y.into(), x, (bias, Init::Add(residual)))
     }
@@ -241,7 +236,7 @@ impl Linear {
         y: impl Into<Option<Out<'y>>>,
         x: In,
         init: Init,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.add_product(pass, y.into(), x, (None, init))
     }
 
@@ -251,7 +246,7 @@ impl Linear {
         mut y: Option<Out>,
         x: In,
         (bias, init): (Option<ParameterId>, Init),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.assert_one_weight();
         if let (Some(y), Some((layer, _))) = (&mut y, self.fp8_of(pass)) {
             let of = (x, bias.as_slice(), init);
@@ -273,7 +268,7 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
-    pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
+    pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result {
         if let Some((layer, codes)) = self.gradient_codes(pass, dy)? {
             return self.backward_fp8(pass, (layer, input), codes);
         }
@@ -295,12 +290,7 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Linear::backward`].
-    pub fn backward_of(
-        &self,
-        pass: &mut Pass,
-        input: Activation,
-        dy: Buffer,
-    ) -> Result<(), ModelError> {
+    pub fn backward_of(&self, pass: &mut Pass, input: Activation, dy: Buffer) -> Result {
         let Some((layer, codes)) = self.gradient_codes(pass, dy.view())? else {
             return match self.defers(pass) {
                 true => self.backward_deferring(pass, input, dy),
@@ -321,7 +311,7 @@ impl Linear {
         pass: &mut Pass,
         input: Activation,
         dy: In,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         if !self.reads_input_backward() {
             self.add_bias_gradients(pass, dy)?;
             return Ok(None);
@@ -339,7 +329,7 @@ impl Linear {
         pass: &mut Pass,
         dy: &[OutputColumns<In>],
         x: In,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         match dy {
             [OutputColumns { of, .. }] => self.add_gradient(pass, *of, x)?,
             _ => self.add_gradient_apart(pass, dy, x)?,
@@ -359,30 +349,19 @@ impl Linear {
         mut dx: Out,
         init: Init,
         (dy, through): (In, Option<Buffer>),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.base_input_gradient(pass, dx.reborrow(), init, dy)?;
         self.adapter_input_gradient(pass, dx, through)
     }
 
-    fn adapter_input_gradient(
-        &self,
-        pass: &Pass,
-        dx: Out,
-        through: Option<Buffer>,
-    ) -> Result<(), ModelError> {
+    fn adapter_input_gradient(&self, pass: &Pass, dx: Out, through: Option<Buffer>) -> Result {
         match (&self.adapter, through) {
             (Some(adapter), Some(through)) => adapter.add_input_gradient(pass, dx, through.view()),
             _ => Ok(()),
         }
     }
 
-    fn base_input_gradient(
-        &self,
-        pass: &Pass,
-        mut dx: Out,
-        mut init: Init,
-        dy: In,
-    ) -> Result<(), ModelError> {
+    fn base_input_gradient(&self, pass: &Pass, mut dx: Out, mut init: Init, dy: In) -> Result {
         if self.is_one_product(pass) {
             return Ok(pass.kernels().run(Matmul {
                 out: dx,
@@ -410,7 +389,7 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result<(), ModelError> {
+    pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result {
         let kernels = pass.kernels();
         self.add_bias_gradients(pass, dy)?;
         for (weights, columns) in self.gradient_products(pass) {
@@ -431,7 +410,7 @@ impl Linear {
         each.filter(|(weight, _)| weight[0].is_trained()).collect()
     }
 
-    fn add_bias_gradients(&self, pass: &mut Pass, dy: In) -> Result<(), ModelError> {
+    fn add_bias_gradients(&self, pass: &mut Pass, dy: In) -> Result {
         let kernels = pass.kernels();
         if let Some((out, init)) = pass.accumulate_joined(&self.biases) {
             return Ok(kernels.run(BiasBackward { out, dy, init })?);
@@ -452,7 +431,7 @@ impl Linear {
     }
 
     /// All weights as one matrix, if they are computed as one product.
-    fn weight<'p>(&self, pass: &'p Pass) -> Result<WeightMatrix<'p>, ModelError> {
+    fn weight<'p>(&self, pass: &'p Pass) -> Result<WeightMatrix<'p>> {
         matrix(pass, &self.weights)
     }
 
@@ -476,7 +455,7 @@ pub(crate) fn weight_gradient(
     (out, init): (Out, Init),
     dy: In,
     x: In,
-) -> Result<(), ModelError> {
+) -> Result {
     Ok(kernels.run(Matmul {
         out,
         a: dy.t(),

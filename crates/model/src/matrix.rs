@@ -1,7 +1,7 @@
 //! Products, and matrices of parameters as they read them.
 
 use crate::parameters::ParameterId;
-use crate::{ModelError, Pass};
+use crate::{Pass, Result};
 use kernels::Init;
 use kernels::operation::Matmul;
 use memory::{Buffer, In, Out};
@@ -23,10 +23,7 @@ impl WeightMatrix<'_> {
 
 /// Matrices of one width, stacked by rows, that lie together in the layout, or the matrices of experts, which are one parameter.
 /// If they are stored as codes, they are widened into a temporary, which lives as long as what this returns.
-pub(crate) fn matrix<'p>(
-    pass: &'p Pass,
-    ids: &[ParameterId],
-) -> Result<WeightMatrix<'p>, ModelError> {
+pub(crate) fn matrix<'p>(pass: &'p Pass, ids: &[ParameterId]) -> Result<WeightMatrix<'p>> {
     const TOGETHER: &str = "they lie together";
     if !pass.is_coded(ids[0]) {
         return Ok(WeightMatrix::Stored(pass.parameters(ids).expect(TOGETHER)));
@@ -42,12 +39,7 @@ pub(crate) fn matrix<'p>(
 }
 
 /// `out = init + a b`.
-pub(crate) fn product(
-    pass: &Pass,
-    out: Out,
-    (a, b): (In, In),
-    init: Init,
-) -> Result<(), ModelError> {
+pub(crate) fn product(pass: &Pass, out: Out, (a, b): (In, In), init: Init) -> Result {
     Ok(pass.kernels().run(Matmul {
         out,
         a,

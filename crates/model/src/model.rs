@@ -2,7 +2,7 @@
 
 use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
-use crate::{Architecture, BatchShape, Extent, ModelError};
+use crate::{Architecture, BatchShape, Extent, Result};
 use kernels::Kernels;
 use memory::{Buffer, Category, Cover, DType, Dims, In, Layer, Layout, Memory};
 use std::ops::Range;
@@ -34,14 +34,14 @@ impl Model {
     /// A model with its parameters in a layout made from its architecture ([`crate::Parameters::layout`]).
     ///
     /// # Errors
-    /// [`ModelError`] if the rotary table does not fit.
+    /// `ModelError` if the rotary table does not fit.
     pub fn new(
         architecture: Architecture,
         layout: Rc<Layout>,
         memory: &Memory,
         kernels: &Kernels,
         computation: Computation,
-    ) -> Result<Model, ModelError> {
+    ) -> Result<Model> {
         let rotary = architecture.rotary.as_ref();
         let table = rotary.map(|rotary| rotary.lease(memory, kernels, computation.seq));
         let needs_places = architecture.turns_in_tiles(computation.seq);
@@ -159,7 +159,7 @@ impl Model {
 }
 
 /// The numbers from 0 to `seq - 1`, in memory that lives across steps.
-fn places(memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer, ModelError> {
+fn places(memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer> {
     let mut places = memory.lease_persistent(Category::Parameter, "places", [seq], DType::I32)?;
     if !places.is_shape() {
         let numbers: Vec<i32> = (0..seq as i32).collect();

@@ -15,7 +15,7 @@
 
 use crate::host_places::{Arriving, Leaving};
 use crate::saved::{SavedActivations, SlotState};
-use crate::{BatchShape, LayerActivation, ModelError};
+use crate::{BatchShape, LayerActivation, Result};
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{Category, Layer, Memory, Phase};
 use std::rc::Rc;
@@ -27,11 +27,7 @@ const BACK: &str = "an activation is back before it is read";
 
 impl SavedActivations {
     /// Starts sending an activation to the host. No later stage of the forward pass may read it.
-    pub(crate) fn send(
-        &mut self,
-        kernels: &Kernels,
-        at: LayerActivation,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn send(&mut self, kernels: &Kernels, at: LayerActivation) -> Result {
         let computed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Download, computed, COMPUTED)?;
         let buffer = self.take_unread(at);
@@ -50,8 +46,8 @@ impl SavedActivations {
     /// block's forward pass, so that the copies have that long.
     ///
     /// # Errors
-    /// [`ModelError::Kernel`] if the device fails.
-    pub fn give_back_left(&mut self, kernels: &Kernels, layer: usize) -> Result<(), ModelError> {
+    /// [`ModelError::Kernel`](crate::ModelError::Kernel) if the device fails.
+    pub fn give_back_left(&mut self, kernels: &Kernels, layer: usize) -> Result {
         let slots = self.block(layer);
         let events = slots.iter().filter_map(|slot| match &slot.state {
             SlotState::Leaving(leaving) => Some(leaving.event),
@@ -76,7 +72,7 @@ impl SavedActivations {
         kernels: &Kernels,
         at: LayerActivation,
         batch: BatchShape,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let _place = memory.enter(Phase::Backward, Layer::Block(at.layer));
         let compute = self.dtype;
         let (dims, dtype) = self.slot(at).extent.resolve(batch, compute);
@@ -100,7 +96,7 @@ impl SavedActivations {
         kernels: &Kernels,
         at: LayerActivation,
         batch: BatchShape,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         if self.is_away(at) {
             self.fetch(memory, kernels, at, batch)?;
         }

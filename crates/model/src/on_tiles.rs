@@ -9,7 +9,7 @@ use crate::block::StageRun;
 use crate::pass::Pass;
 use crate::position::StagePosition;
 use crate::tiles::Tiles;
-use crate::{BatchShape, LayerActivation, ModelError};
+use crate::{BatchShape, LayerActivation, Result};
 use kernels::Positions;
 use memory::Buffer;
 use std::rc::Rc;
@@ -53,7 +53,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the stages of a run forward.
-    pub(crate) fn forward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
+    pub(crate) fn forward_run(&mut self, layer: usize, run: &StageRun) -> Result {
         let mut stages = run
             .stages
             .clone()
@@ -69,7 +69,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward passes of a run's stages.
-    pub(crate) fn backward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
+    pub(crate) fn backward_run(&mut self, layer: usize, run: &StageRun) -> Result {
         let stages = run.stages.clone().rev();
         let stages = stages.map(|stage| StagePosition::new(layer, stage));
         self.on_tiles(run, None, |pass| {
@@ -82,7 +82,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Replays a stage's outputs for the whole micro-batch.
-    pub(crate) fn replay_whole(&mut self, at: StagePosition) -> Result<(), ModelError> {
+    pub(crate) fn replay_whole(&mut self, at: StagePosition) -> Result {
         match self.model.architecture().run_of(at) {
             Some(run) => self.on_tiles(run, Some(at), |pass| pass.run(at, false)),
             None => self.run(at, false),
@@ -95,8 +95,8 @@ impl<'a> Pass<'a> {
         &mut self,
         run: &StageRun,
         replayed: Option<StagePosition>,
-        mut on_tile: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
+        mut on_tile: impl FnMut(&mut Pass<'a>) -> Result,
+    ) -> Result {
         let Some(tokens) = run.tile_tokens else {
             return on_tile(self);
         };
@@ -121,7 +121,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Pulls an activation that exists for the whole micro-batch, by replays outside the tile if needed.
-    pub(crate) fn pull_outside(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
+    pub(crate) fn pull_outside(&mut self, at: LayerActivation) -> Result<Rc<Buffer>> {
         let tiles = self.own_mut().tiles.take();
         let whole = self.pull_whole(at);
         self.own_mut().tiles = tiles;

@@ -5,7 +5,7 @@ use crate::block::StageRun;
 use crate::pass::Pass;
 use crate::position::StagePosition;
 use crate::tiles::Tiles;
-use crate::{Activation, LayerActivation, ModelError, Purpose};
+use crate::{Activation, LayerActivation, Purpose, Result};
 use memory::Buffer;
 
 /// What a pass keeps for each part.
@@ -27,8 +27,8 @@ impl<'a> Pass<'a> {
     /// The first of `run`.
     pub fn each_part<T>(
         &mut self,
-        mut run: impl FnMut(&mut Pass<'a>) -> Result<T, ModelError>,
-    ) -> Result<Vec<T>, ModelError> {
+        mut run: impl FnMut(&mut Pass<'a>) -> Result<T>,
+    ) -> Result<Vec<T>> {
         let before = self.part;
         let parts = 0..self.work.batches.len();
         let made = parts.map(|part| {
@@ -66,8 +66,8 @@ impl<'a> Pass<'a> {
     pub(crate) fn each_part_if_joined(
         &mut self,
         at: StagePosition,
-        mut run: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
+        mut run: impl FnMut(&mut Pass<'a>) -> Result,
+    ) -> Result {
         match self.joins_parts(at) {
             true => self.each_part(run).map(|_| ()),
             false => run(self),
@@ -87,7 +87,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the stages of a block forward.
-    pub(crate) fn forward_block(&mut self, layer: usize) -> Result<(), ModelError> {
+    pub(crate) fn forward_block(&mut self, layer: usize) -> Result {
         for runs in self.runs_by_part(layer) {
             self.each_part_unless_joined(layer, runs, |pass| {
                 runs.iter().try_for_each(|run| pass.forward_run(layer, run))
@@ -97,7 +97,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward passes of a block's stages.
-    pub(crate) fn backward_block(&mut self, layer: usize) -> Result<(), ModelError> {
+    pub(crate) fn backward_block(&mut self, layer: usize) -> Result {
         for runs in self.runs_by_part(layer).into_iter().rev() {
             self.each_part_unless_joined(layer, runs, |pass| {
                 let mut runs = runs.iter().rev();
@@ -112,8 +112,8 @@ impl<'a> Pass<'a> {
         &mut self,
         layer: usize,
         runs: &[StageRun],
-        mut run: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
+        mut run: impl FnMut(&mut Pass<'a>) -> Result,
+    ) -> Result {
         match self.joins_parts(StagePosition::new(layer, runs[0].stages.start)) {
             true => run(self),
             false => self.each_part(run).map(|_| ()),

@@ -5,7 +5,7 @@ use crate::position::StagePosition;
 use crate::stage::Declared;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
-    LossPart, Model, ModelError, ParameterId, Preferences, Purpose, ReplayCounts, SavedActivations,
+    LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result, SavedActivations,
     StepLoss,
 };
 use kernels::operation::Sum;
@@ -175,7 +175,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Writes the values of a matrix that is stored as codes.
-    pub(crate) fn widen(&self, id: ParameterId, out: Out) -> Result<(), ModelError> {
+    pub(crate) fn widen(&self, id: ParameterId, out: Out) -> Result {
         let weights = &self.work.weights;
         Ok(weights.widen(self.kernels(), self.index(id), out)?)
     }
@@ -204,11 +204,11 @@ impl<'a> Pass<'a> {
     /// gradients of all.
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] if it is refused.
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) if it is refused.
     pub fn unused_gradients<const N: usize>(
         &mut self,
         ids: [ParameterId; N],
-    ) -> Result<[Option<Buffer>; N], ModelError> {
+    ) -> Result<[Option<Buffer>; N]> {
         let dtype = self.work.purpose.training().gradients.dtype();
         let mut unused = [const { None }; N];
         for (id, unused) in ids
@@ -268,11 +268,11 @@ impl<'a> Pass<'a> {
     /// this sum by the number of targets. Call it in a backward pass, because replays run forward passes again.
     ///
     /// # Errors
-    /// [`ModelError::Kernel`] if the device fails.
+    /// [`ModelError::Kernel`](crate::ModelError::Kernel) if the device fails.
     ///
     /// # Panics
     /// If no backward pass runs.
-    pub fn add_loss(&mut self, losses: In) -> Result<(), ModelError> {
+    pub fn add_loss(&mut self, losses: In) -> Result {
         assert!(
             self.running.is_backward,
             "a loss is added in a backward pass, which no replay repeats"
@@ -286,7 +286,7 @@ impl<'a> Pass<'a> {
         &mut self.work.purpose.training().losses[part]
     }
 
-    pub(crate) fn add_to_loss(&mut self, part: LossPart, losses: In) -> Result<(), ModelError> {
+    pub(crate) fn add_to_loss(&mut self, part: LossPart, losses: In) -> Result {
         let kernels = self.work.kernels;
         let (out, init) = self.step_loss().part(part);
         Ok(kernels.run(Sum {
@@ -318,12 +318,8 @@ impl<'a> Pass<'a> {
     /// Leases a temporary of the compute type.
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] if it is refused.
-    pub fn temporary(
-        &self,
-        name: &'static str,
-        shape: impl Into<Dims>,
-    ) -> Result<Buffer, ModelError> {
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) if it is refused.
+    pub fn temporary(&self, name: &'static str, shape: impl Into<Dims>) -> Result<Buffer> {
         self.lease(Category::Temporary, name, shape, self.dtype())
     }
 
@@ -331,11 +327,7 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// As [`Pass::temporary`].
-    pub fn temporary_f32(
-        &self,
-        name: &'static str,
-        shape: impl Into<Dims>,
-    ) -> Result<Buffer, ModelError> {
+    pub fn temporary_f32(&self, name: &'static str, shape: impl Into<Dims>) -> Result<Buffer> {
         self.lease(Category::Temporary, name, shape, DType::F32)
     }
 
@@ -345,18 +337,18 @@ impl<'a> Pass<'a> {
         name: &'static str,
         shape: impl Into<Dims>,
         dtype: DType,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         Ok(self.work.memory.lease(category, name, shape, dtype)?)
     }
 
     /// An activation that the stage reads. In the backward pass, a dropped one is replayed.
     ///
     /// # Errors
-    /// [`ModelError`] if a replay fails.
+    /// `ModelError` if a replay fails.
     ///
     /// # Panics
     /// If the stage did not declare it.
-    pub fn pull(&mut self, activation: Activation) -> Result<Rc<Buffer>, ModelError> {
+    pub fn pull(&mut self, activation: Activation) -> Result<Rc<Buffer>> {
         let running = self.stage(self.running.at);
         let mut declared = running.io.reads_of(self.running.is_backward).iter();
         let Some(place) = declared.position(|read| *read == activation) else {
@@ -371,10 +363,7 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// As [`Pass::pull`].
-    pub fn made_before(
-        &mut self,
-        activation: Activation,
-    ) -> Result<Option<Rc<Buffer>>, ModelError> {
+    pub fn made_before(&mut self, activation: Activation) -> Result<Option<Rc<Buffer>>> {
         let at = self.of_block(activation);
         if self.is_absent(at) {
             return Ok(None);
@@ -402,7 +391,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Pulls an activation, or a tile's rows of it.
-    fn pull_at(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
+    fn pull_at(&mut self, at: LayerActivation) -> Result<Rc<Buffer>> {
         let Some(tiles) = &self.own().tiles else {
             return self.pull_whole(at);
         };
@@ -418,7 +407,7 @@ impl<'a> Pass<'a> {
         Ok(made.expect("a replay makes what is read").clone())
     }
 
-    pub(crate) fn pull_whole(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
+    pub(crate) fn pull_whole(&mut self, at: LayerActivation) -> Result<Rc<Buffer>> {
         if let Some(live) = self.work.saved.get(at) {
             return Ok(live.clone());
         }
@@ -437,7 +426,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Replays the stage that makes an activation.
-    fn replay(&mut self, of: LayerActivation) -> Result<(), ModelError> {
+    fn replay(&mut self, of: LayerActivation) -> Result {
         assert!(
             self.backward_at.is_some(),
             "forward keeps {of} until its last reader"
@@ -461,7 +450,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs a stage in one direction, and checks that it pulls all that it declares to read.
-    pub(crate) fn run(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
+    pub(crate) fn run(&mut self, at: StagePosition, is_backward: bool) -> Result {
         let Declared {
             stage,
             io,
@@ -493,14 +482,14 @@ impl<'a> Pass<'a> {
     }
 
     /// Sets the parameters that may be read where no stage runs, and brings their unit to the device.
-    pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) -> Result<(), ModelError> {
+    pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) -> Result {
         self.running.parameters = parameters;
         let unit = self.unit_of(parameters);
         unit.map_or(Ok(()), |unit| self.use_unit(unit))
     }
 
     /// Brings the matrices that a stage reads in one direction to the device.
-    fn use_matrices(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
+    fn use_matrices(&mut self, at: StagePosition, is_backward: bool) -> Result {
         let declared = self.stage(at);
         let reads = !is_backward || declared.stage.reads_matrices_backward();
         match self.unit_of(&declared.parameters) {
@@ -511,7 +500,7 @@ impl<'a> Pass<'a> {
 
     /// Brings a unit of weights to the device, where it stays until another is used, and starts fetching the next
     /// units.
-    pub(crate) fn use_unit(&mut self, unit: usize) -> Result<(), ModelError> {
+    pub(crate) fn use_unit(&mut self, unit: usize) -> Result {
         let work = &mut self.work;
         if work.weights.use_unit(work.memory, work.kernels, unit)? {
             work.weights.look_ahead(work.memory, work.kernels)?;
@@ -532,8 +521,8 @@ impl<'a> Pass<'a> {
     /// later stage reads; a replay needs those that the rest of the backward pass reads.
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] if it is refused.
-    pub fn output(&mut self, activation: Activation) -> Result<Option<Buffer>, ModelError> {
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) if it is refused.
+    pub fn output(&mut self, activation: Activation) -> Result<Option<Buffer>> {
         let extent = self.extent(activation);
         self.output_of(activation, extent)
     }
@@ -547,15 +536,11 @@ impl<'a> Pass<'a> {
         &mut self,
         activation: Activation,
         columns: usize,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         self.output_of(activation, &Extent::tokens(columns))
     }
 
-    fn output_of(
-        &mut self,
-        activation: Activation,
-        extent: &Extent,
-    ) -> Result<Option<Buffer>, ModelError> {
+    fn output_of(&mut self, activation: Activation, extent: &Extent) -> Result<Option<Buffer>> {
         let at = self.of_block(activation);
         if !self.is_wanted(at) {
             return Ok(None);
@@ -625,14 +610,14 @@ impl<'a> Pass<'a> {
 
     /// Runs a stage of the forward pass. If no later stage reads an activation, it is dropped if it is recomputed, or
     /// sent to the host if it is offloaded.
-    pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
+    pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result {
         self.run(at, false)?;
         self.each_part_if_joined(at, |pass| pass.after_forward(at))
     }
 
     /// Handles activations after their last use. On a tile these are those of the tile; after the last tile, those of
     /// the whole micro-batch.
-    pub(crate) fn after_forward(&mut self, at: StagePosition) -> Result<(), ModelError> {
+    pub(crate) fn after_forward(&mut self, at: StagePosition) -> Result {
         for activation in self.model.architecture().last_used_by(at) {
             match self
                 .exists_here(activation)
@@ -660,7 +645,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward pass of a stage, and then releases the activations that no later one needs.
-    pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
+    pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result {
         self.backward_at = Some(at);
         self.each_part_if_joined(at, |pass| {
             pass.own_mut().let_go.clear();
@@ -700,7 +685,7 @@ impl<'a> Pass<'a> {
     ///
     /// # Panics
     /// If another stage, or another tile, needs it after this one.
-    pub fn take(&mut self, activation: Activation) -> Result<Buffer, ModelError> {
+    pub fn take(&mut self, activation: Activation) -> Result<Buffer> {
         let at = self.of_block(activation);
         let last = Some(self.model.architecture().released_after(at));
         assert_eq!(self.backward_at, last, "{at} is needed after this stage");

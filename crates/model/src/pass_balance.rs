@@ -1,7 +1,7 @@
 //! The losses of routers in a micro-batch's pass: where routers count their choices, and the gradient they get back.
 
 use crate::pass::Pass;
-use crate::{LossPart, ModelError, Purpose, RouterLosses};
+use crate::{LossPart, Purpose, Result, RouterLosses};
 use kernels::operation::BalanceLoss;
 use memory::{In, Out};
 
@@ -36,7 +36,7 @@ impl Pass<'_> {
     }
 
     /// The loss of balance and its gradient, once all routers have chosen.
-    pub(crate) fn balance_loss(&mut self) -> Result<(), ModelError> {
+    pub(crate) fn balance_loss(&mut self) -> Result {
         let Some(losses) = self.router_losses() else {
             return Ok(());
         };

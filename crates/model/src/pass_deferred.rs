@@ -2,7 +2,7 @@
 
 use crate::deferred_gradients::{DeferredGradients, DeferredProduct};
 use crate::linear::weight_gradient;
-use crate::{LayerActivation, Model, ModelError, ParameterId, Pass, Purpose, Training};
+use crate::{LayerActivation, Model, ParameterId, Pass, Purpose, Result, Training};
 use kernels::Kernels;
 use memory::{Buffer, Layer, Memory, Phase};
 use std::ops::Range;
@@ -71,14 +71,14 @@ impl Model {
     /// Adds the gradients that one micro-batch's backward pass has deferred. They are complete if this is the step's last micro-batch.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused or the device fails. Units of gradients may be open then ([`Gradients::abandon`]).
+    /// `ModelError` if a lease is refused or the device fails. Units of gradients may be open then ([`Gradients::abandon`]).
     pub fn add_deferred_gradients(
         &self,
         (memory, kernels): (&Memory, &Kernels),
         gradients: &mut Gradients,
         deferred: DeferredGradients,
         is_last_micro_batch: bool,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let mut products = deferred.products.into_iter().peekable();
         while let Some(layer) = products.peek().map(|product| product.layer) {
             let part = Layer::Block(layer);
@@ -102,7 +102,7 @@ impl Model {
 mod tests {
     use super::*;
     use crate::test_model::TestModel;
-    use crate::{NoHooks, PassHooks};
+    use crate::{ModelError, NoHooks, PassHooks};
 
     /// The bits of all gradients after a backward pass that defers those of matrices, or computes them.
     fn gradients(recompute: &str, defers: bool) -> Vec<u32> {

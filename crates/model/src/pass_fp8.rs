@@ -3,7 +3,7 @@
 use crate::fp8::{CodedOutput, Fp8Layer, Fp8Operand, Fp8Reader, Fp8Site, TOGETHER};
 use crate::fp8_cells::CodesTo;
 use crate::pass::{Pass, Work};
-use crate::{Activation, ModelError, ParameterId, Purpose};
+use crate::{Activation, ParameterId, Purpose, Result};
 use kernels::fp8::Fp8;
 use kernels::operation::{Copy, TransposeCodes};
 use memory::{Buffer, Category, In, Out};
@@ -26,12 +26,7 @@ impl WeightCodes {
 }
 
 impl Pass<'_> {
-    fn codes(
-        &self,
-        name: &'static str,
-        shape: [usize; 2],
-        format: Fp8,
-    ) -> Result<Buffer, ModelError> {
+    fn codes(&self, name: &'static str, shape: [usize; 2], format: Fp8) -> Result<Buffer> {
         self.lease(Category::Temporary, name, shape, format.dtype())
     }
 
@@ -49,11 +44,7 @@ impl Pass<'_> {
         self.work.saved.fp8_scale(self.site(layer, operand))
     }
 
-    fn quantise(
-        &mut self,
-        (layer, operand): (Fp8Layer, Fp8Operand),
-        of: (CodesTo, In),
-    ) -> Result<(), ModelError> {
+    fn quantise(&mut self, (layer, operand): (Fp8Layer, Fp8Operand), of: (CodesTo, In)) -> Result {
         let (kernels, site) = (self.kernels(), self.site(layer, operand));
         self.work.saved.quantise(kernels, site, of)
     }
@@ -90,10 +81,7 @@ impl Pass<'_> {
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes.
-    pub(crate) fn coded_output(
-        &mut self,
-        activation: Activation,
-    ) -> Result<Option<CodedOutput>, ModelError> {
+    pub(crate) fn coded_output(&mut self, activation: Activation) -> Result<Option<CodedOutput>> {
         let Some(kept) = self.output(activation)? else {
             return Ok(None);
         };
@@ -109,7 +97,7 @@ impl Pass<'_> {
         activation: Activation,
         read_by: Option<Fp8Reader>,
         output: Option<CodedOutput>,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let Some(CodedOutput { mut kept, wide }) = output else {
             return Ok(());
         };
@@ -128,7 +116,7 @@ impl Pass<'_> {
         (layer, operand): (Fp8Layer, Fp8Operand),
         format: Fp8,
         x: In,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let name = match operand {
             Fp8Operand::Gradient => "gradient_codes",
             Fp8Operand::Input | Fp8Operand::Weight => "input_codes",
@@ -145,7 +133,7 @@ impl Pass<'_> {
         &self,
         weights: &[ParameterId],
         shape: [usize; 2],
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         if self.lie_together(weights) {
             return Ok(None);
         }
@@ -167,7 +155,7 @@ impl Pass<'_> {
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
         codes: CodesTo,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let whole = self.brought_together(weights, shape)?;
         let whole = whole.as_ref().map(Buffer::view);
         let (kernels, site) = (self.kernels(), self.site(layer, Fp8Operand::Weight));
@@ -182,7 +170,7 @@ impl Pass<'_> {
         &mut self,
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
-    ) -> Result<WeightCodes, ModelError> {
+    ) -> Result<WeightCodes> {
         let indices = self.indices(weights);
         if self.work.weights.step_codes(&indices).is_some() {
             return Ok(WeightCodes::Kept(indices));
@@ -209,7 +197,7 @@ impl Pass<'_> {
     }
 
     /// Ends the lease of codes that were made for a use, once those to be kept have been copied.
-    pub(crate) fn release_weight_codes(&mut self, codes: WeightCodes) -> Result<(), ModelError> {
+    pub(crate) fn release_weight_codes(&mut self, codes: WeightCodes) -> Result {
         let Work {
             weights, kernels, ..
         } = &mut self.work;
@@ -223,7 +211,7 @@ impl Pass<'_> {
         &mut self,
         layer: Fp8Layer,
         (weights, shape): (&[ParameterId], [usize; 2]),
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         if let Some(codes) = self.work.weights.step_codes(&self.indices(weights)) {
             return self.transposed("weight_transposed", codes);
         }
@@ -234,11 +222,7 @@ impl Pass<'_> {
     }
 
     /// The transpose of the codes of a layer's input, which is codes or not.
-    pub(crate) fn transposed_input(
-        &mut self,
-        layer: Fp8Layer,
-        x: In,
-    ) -> Result<Buffer, ModelError> {
+    pub(crate) fn transposed_input(&mut self, layer: Fp8Layer, x: In) -> Result<Buffer> {
         if x.dtype().is_fp8() {
             return self.transposed("input_transposed", x);
         }
@@ -255,12 +239,12 @@ impl Pass<'_> {
         name: &'static str,
         [m, n]: [usize; 2],
         format: Fp8,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         self.codes(name, [n, TransposeCodes::padded(m)], format)
     }
 
     /// The transpose of codes, padded.
-    pub(crate) fn transposed(&self, name: &'static str, x: In) -> Result<Buffer, ModelError> {
+    pub(crate) fn transposed(&self, name: &'static str, x: In) -> Result<Buffer> {
         let format = Fp8::of(x.dtype()).expect("only codes are transposed so");
         let mut out = self.room_for_transpose(name, [x.dims()[0], x.dims()[1]], format)?;
         self.kernels().run(TransposeCodes {

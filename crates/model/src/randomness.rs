@@ -1,6 +1,6 @@
 //! The source of dropout's random numbers.
 
-use crate::ModelError;
+use crate::Result;
 use kernels::{Dropout, Kernels, random};
 use memory::{Buffer, Category, DType, Memory};
 
@@ -67,7 +67,7 @@ impl DropoutKeys {
         kernels: &Kernels,
         sites: &[(usize, DropoutSite)],
         randomness: Randomness,
-    ) -> Result<Option<DropoutKeys>, ModelError> {
+    ) -> Result<Option<DropoutKeys>> {
         let sites = sites.iter().filter(|(_, site)| site.rate > 0.0);
         let places = sites.map(|&(layer, DropoutSite { site, .. })| Place { layer, site });
         let places: Vec<Place> = places.collect();

@@ -1,8 +1,7 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{
-    Activation, CacheWidths, DropoutSite, Extent, Linear, ModelError, ParameterId, Pass,
-    SharingRanks,
+    Activation, CacheWidths, DropoutSite, Extent, Linear, ParameterId, Pass, Result, SharingRanks,
 };
 
 /// A step of a model, in both directions.
@@ -110,14 +109,14 @@ pub trait Stage {
     /// Computes those of its outputs that are needed.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused or the device fails.
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError>;
+    /// `ModelError` if a lease is refused or the device fails.
+    fn forward(&self, pass: &mut Pass) -> Result;
 
     /// Adds to its parameters' gradients, and computes those of what it read.
     ///
     /// # Errors
     /// As [`Stage::forward`].
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError>;
+    fn backward(&self, pass: &mut Pass) -> Result;
 }
 
 /// What a stage reads and writes.

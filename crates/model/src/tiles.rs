@@ -1,7 +1,7 @@
 //! The tensors of one tile, and those that all tiles of a run of stages share (see `on_tiles.rs`).
 
 use crate::position::StagePosition;
-use crate::{BatchShape, LayerActivation, ModelError};
+use crate::{BatchShape, LayerActivation, Result};
 use kernels::Init;
 use memory::{Buffer, Windows};
 use std::ops::Range;
@@ -89,8 +89,8 @@ impl Tiles {
     pub(crate) fn output(
         &mut self,
         at: LayerActivation,
-        lease: impl FnOnce() -> Result<Buffer, ModelError>,
-    ) -> Result<Buffer, ModelError> {
+        lease: impl FnOnce() -> Result<Buffer>,
+    ) -> Result<Buffer> {
         if let Some((_, windows)) = self.outputs.iter().find(|(other, _)| *other == at) {
             return Ok(windows.lend(self.tokens.clone()));
         }

@@ -8,7 +8,7 @@ use crate::rule::{
 };
 use kernels::quantise::UNSIGNED;
 use kernels::{
-    AdafactorRate, AdafactorStep, FactorVariance, KernelError, MatricesShape, MomentOperand,
+    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, MomentOperand, Result,
     UpdateSquares, VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 use memory::{Cover, DType, In, Layout, Out, one_behind_another};
@@ -187,7 +187,7 @@ impl AdafactorGroup {
         summed: &mut Summed,
         (first, mut update): (usize, Update),
         sums: Vec<Out>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let Ok([of_updates, of_weights]) = <[Out; 2]>::try_from(sums) else {
             unreachable!("there are two sums of each block")
         };
@@ -222,7 +222,7 @@ impl BySums for AdafactorGroup {
         places(self.factors(tensor))[2].end
     }
 
-    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result<(), KernelError> {
+    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result {
         if !self.is_factored {
             return Ok(());
         }
@@ -241,7 +241,7 @@ impl BySums for AdafactorGroup {
         summed: &mut Summed,
         (first, update): (usize, Update),
         mut sums: Vec<Out>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if !self.is_factored || sweep > 0 {
             return self.sum_squares(on, summed, (first, update), sums);
         }
@@ -256,13 +256,7 @@ impl BySums for AdafactorGroup {
         })
     }
 
-    fn end_sweep(
-        &self,
-        on: &UpdateQueue,
-        sweep: usize,
-        summed: &mut Summed,
-        sums: In,
-    ) -> Result<(), KernelError> {
+    fn end_sweep(&self, on: &UpdateQueue, sweep: usize, summed: &mut Summed, sums: In) -> Result {
         let (rates, clip, tensor) = (summed.rates, summed.clip, summed.tensor);
         let scratch = self.scratch(tensor, summed.scratch.reborrow());
         if !self.is_factored || sweep > 0 {
@@ -296,7 +290,7 @@ impl BySums for AdafactorGroup {
         on: &UpdateQueue,
         summed: &mut Summed,
         (first, mut update): (usize, Update),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
         let states = (&summed.states[..], scratch.factors.into_in());
         on.run(AdafactorStep {

@@ -2,7 +2,7 @@
 
 use crate::moment::Moment;
 use crate::rule::{ByRange, Keeps, StepNumbers, Update, UpdateQueue};
-use kernels::KernelError;
+use kernels::Result;
 use kernels::quantise::{SIGNED, UNSIGNED};
 
 /// AdamW's numbers that do not change during a run.
@@ -64,7 +64,7 @@ impl Keeps for AdamW {
 }
 
 impl ByRange for AdamW {
-    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError> {
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result {
         let Ok([first_moment, second_moment]) = <[_; 2]>::try_from(update.moments) else {
             unreachable!("there are as many states as the rule says")
         };
@@ -110,7 +110,7 @@ impl Keeps for AdamWAt {
 }
 
 impl ByRange for AdamWAt {
-    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError> {
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result {
         self.adamw.update(on, update)
     }
 }

@@ -15,7 +15,7 @@
 //! Between updates the host reads and changes states through one more buffer.
 
 use crate::chunks::{BLOCK_BYTES, Chunks};
-use kernels::{BlockFile, DiskCopy, Event, HostSide, KernelError, Kernels, NoFile, Queue};
+use kernels::{BlockFile, DiskCopy, Event, HostSide, Kernels, NoFile, Queue, Result};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -103,12 +103,7 @@ impl DiskStore {
         AHEAD
     }
 
-    pub(crate) fn fetch(
-        &mut self,
-        kernels: &Kernels,
-        turn: usize,
-        place: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn fetch(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
         let index = turn % self.in_turn.len();
         kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
@@ -119,7 +114,7 @@ impl DiskStore {
         Ok(())
     }
 
-    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
+    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
         let read = self.in_turn[turn % self.in_turn.len()].read;
         kernels.wait(Queue::Upload, read, READ)
     }
@@ -134,7 +129,7 @@ impl DiskStore {
         kernels: &Kernels,
         turn: usize,
         place: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let downloaded = kernels.record(Queue::Download)?;
         kernels.wait(Queue::DiskWrite, downloaded, BACK)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
@@ -147,7 +142,7 @@ impl DiskStore {
     }
 
     /// Writes what the host changed, and discards the copy, since updates change the file.
-    pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn end_host_access(&mut self) -> Result {
         let between = self.between.get_mut();
         between.write(&self.file)?;
         between.place = 0..0;
@@ -155,7 +150,7 @@ impl DiskStore {
     }
 
     /// Copies a range of the file. No write may be running.
-    pub(crate) fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
+    pub(crate) fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result {
         let mut between = self.between.borrow_mut();
         let first = range.start / BLOCK_BYTES * BLOCK_BYTES;
         between.load(&self.file, first..range.end.next_multiple_of(BLOCK_BYTES))?;
@@ -166,7 +161,7 @@ impl DiskStore {
     }
 
     /// A range of whole blocks of the file, for the host to change. No write may be running.
-    pub(crate) fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>, KernelError> {
+    pub(crate) fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
         let between = self.between.get_mut();
         between.load(&self.file, place.clone())?;
         between.is_changed = true;
@@ -177,7 +172,7 @@ impl DiskStore {
 
 impl Between {
     /// Reads a part of the file, unless the buffer holds it.
-    fn load(&mut self, file: &Arc<dyn BlockFile>, place: Range<usize>) -> Result<(), KernelError> {
+    fn load(&mut self, file: &Arc<dyn BlockFile>, place: Range<usize>) -> Result {
         if self.place.start <= place.start && place.end <= self.place.end {
             return Ok(());
         }
@@ -195,7 +190,7 @@ impl Between {
         Ok(())
     }
 
-    fn write(&mut self, file: &Arc<dyn BlockFile>) -> Result<(), KernelError> {
+    fn write(&mut self, file: &Arc<dyn BlockFile>) -> Result {
         if !self.is_changed {
             return Ok(());
         }

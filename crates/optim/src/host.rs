@@ -1,16 +1,11 @@
 //! Copies values from the host into states, wherever these live.
 
 use files::narrow;
-use kernels::{KernelError, Kernels};
+use kernels::{Kernels, Result};
 use memory::{DType, Out, Space};
 
 /// Writes bytes into a state.
-pub(crate) fn store(
-    kernels: &Kernels,
-    space: Space,
-    out: Out,
-    bytes: &[u8],
-) -> Result<(), KernelError> {
+pub(crate) fn store(kernels: &Kernels, space: Space, out: Out, bytes: &[u8]) -> Result {
     match space {
         Space::Device => kernels.upload(out, bytes),
         Space::Host => {
@@ -21,12 +16,7 @@ pub(crate) fn store(
 }
 
 /// Writes f32 values into a tensor of f32, or of bf16 with rounding to nearest.
-pub(crate) fn store_f32(
-    kernels: &Kernels,
-    space: Space,
-    out: Out,
-    values: &[f32],
-) -> Result<(), KernelError> {
+pub(crate) fn store_f32(kernels: &Kernels, space: Space, out: Out, values: &[f32]) -> Result {
     let dtype = out.dtype().into();
     store(kernels, space, out, &narrow(values, dtype))
 }

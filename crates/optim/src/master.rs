@@ -6,7 +6,7 @@ use crate::saved::{RestoreError, SavedState, state_name};
 use files::FilesError;
 use half::bf16;
 use kernels::split::{join, split};
-use kernels::{KernelError, Kernels, MasterOperand};
+use kernels::{Kernels, MasterOperand, Result};
 use memory::{DType, Entry, Space};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(crate) fn set_master(
     space: Space,
     master: MasterOperand,
     values: &[f32],
-) -> Result<(), KernelError> {
+) -> Result {
     match master {
         MasterOperand::Parameters => Ok(()),
         MasterOperand::F32(out) => store_f32(kernels, space, out.rows(0..values.len()), values),

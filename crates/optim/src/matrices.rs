@@ -4,7 +4,7 @@
 use crate::rule::{ByMatrix, UpdateQueue};
 use crate::segment::{Segment, Whole};
 use crate::sources::Sources;
-use kernels::{Exchange, ExchangeBytes, KernelError};
+use kernels::{Exchange, ExchangeBytes, Result};
 use memory::{DType, GRANULARITY_BYTES, In, Out, Rank};
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub(crate) fn update(
     round: &[Segment],
     sources: &mut Sources,
     room: Out,
-) -> Result<(), KernelError> {
+) -> Result {
     let rank = sources.rank;
     let (mut whole, mut rest) = room.split_at(self::room(rule, round, rank)[0]);
     let matrices = round.iter().enumerate().map(|(owner, segment)| Owned {
@@ -108,7 +108,7 @@ impl Owned<'_> {
         on: &UpdateQueue,
         sources: &mut Sources,
         (whole, staged): (Out, Out),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let Some(piece) = self.whole.piece(self.rank) else {
             return Ok(());
         };
@@ -119,12 +119,7 @@ impl Owned<'_> {
     }
 
     /// Updates this rank's piece along its transformed direction.
-    fn apply(
-        &self,
-        on: &UpdateQueue,
-        sources: &mut Sources,
-        (whole, staged): (In, In),
-    ) -> Result<(), KernelError> {
+    fn apply(&self, on: &UpdateQueue, sources: &mut Sources, (whole, staged): (In, In)) -> Result {
         let Some(piece) = self.whole.piece(self.rank) else {
             return Ok(());
         };
@@ -135,7 +130,7 @@ impl Owned<'_> {
     }
 
     /// Sends the staged pieces of the direction to the owner.
-    fn gather(&self, on: &UpdateQueue, whole: Out, staged: In) -> Result<(), KernelError> {
+    fn gather(&self, on: &UpdateQueue, whole: Out, staged: In) -> Result {
         let [sent, received] = self.bytes();
         self.exchange(on, ExchangeBytes::new(sent, received), || {
             let (ranks, places) = self.others();
@@ -151,7 +146,7 @@ impl Owned<'_> {
     }
 
     /// Sends the other ranks' pieces of the transformed direction from the owner.
-    fn scatter(&self, on: &UpdateQueue, whole: In, staged: Out) -> Result<(), KernelError> {
+    fn scatter(&self, on: &UpdateQueue, whole: In, staged: Out) -> Result {
         let [received, sent] = self.bytes();
         self.exchange(on, ExchangeBytes::new(sent, received), || {
             let (ranks, places) = self.others();
@@ -170,7 +165,7 @@ impl Owned<'_> {
         on: &UpdateQueue,
         bytes: ExchangeBytes,
         list: impl FnOnce() -> Exchange<'b> + 'b,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         match self.rank.of {
             1 => Ok(()),
             _ => on.exchange(bytes, list),

@@ -6,8 +6,7 @@ use crate::rule::{ByMatrix, Keeps, StepNumbers, Update, UpdateQueue, WholeTensor
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{
-    Combine, DivideByNorm, Gram, Init, KernelError, Matmul, Momentum, NormAndClip, NormGrains,
-    StepAlong,
+    Combine, DivideByNorm, Gram, Init, Matmul, Momentum, NormAndClip, NormGrains, Result, StepAlong,
 };
 use memory::{DType, GRAIN_ELEMENTS, In, Out, one_behind_another};
 use std::ops::Range;
@@ -107,7 +106,7 @@ impl Muon {
         mut direction: Out,
         (mut grains, mut norm): (Out, Out),
         rates: In,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         on.run(NormGrains {
             grains: grains.reborrow(),
             x: direction.as_in(),
@@ -134,7 +133,7 @@ impl Muon {
         [rows, columns]: [usize; 2],
         x: &mut Out,
         (product, gram): (&mut Out, &mut Out),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let [a, b, c] = self.ns_coefficients.map(|factor| factor as f32);
         let (side, is_wide) = (rows.min(columns), rows < columns);
         let (elements, square) = (rows * columns, side * side);
@@ -189,7 +188,7 @@ impl ByMatrix for Muon {
         places(shape, self.ns_dtype)[3].end
     }
 
-    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result<(), KernelError> {
+    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result {
         let momentum = update.moments.pop().expect("there is one moment");
         on.run(Momentum {
             out,
@@ -210,7 +209,7 @@ impl ByMatrix for Muon {
         mut direction: Out,
         scratch: Out,
         rates: In,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let parts = scratch.disjoint_rows(&places(shape, self.ns_dtype));
         let Ok([grains, norm, product, gram]) = <[Out; 4]>::try_from(parts) else {
             unreachable!("there are four places")
@@ -231,7 +230,7 @@ impl ByMatrix for Muon {
         update: Update,
         matrix: &WholeTensor,
         direction: In,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         on.run(StepAlong {
             parameters: update.weights,
             master: update.master,

@@ -1,7 +1,7 @@
 //! States by parameter and name, as they are saved into a checkpoint.
 
 use crate::store::Store;
-use kernels::{KernelError, Kernels};
+use kernels::{Kernels, Result};
 use memory::{DType, In};
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ impl NamedState<'_> {
     /// Copies the elements.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails, or `bytes` have another size.
-    pub fn read(&self, kernels: &Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
+    /// `KernelError` if the device or a disk fails, or `bytes` have another size.
+    pub fn read(&self, kernels: &Kernels, bytes: &mut [u8]) -> Result {
         match &self.from {
             ReadFrom::Device(view) => kernels.download(bytes, *view),
             ReadFrom::Chunks(store, ranges) => store.read(kernels, ranges, bytes),

@@ -7,7 +7,7 @@ use crate::muon::Muon;
 use crate::rule::{ParameterGroup, Rule, StepNumbers, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
-use kernels::{KernelError, Kernels};
+use kernels::{Kernels, Result};
 use memory::{Buffer, Category, Cover, DType, Entry, In, Layout, Memory, OutOfMemory};
 
 choices! {
@@ -178,7 +178,7 @@ impl Numbers {
         kernels: &Kernels,
         form: &Form,
         numbers: StepNumbers,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         for (group, rates) in form.groups().iter().zip(&mut self.rates) {
             let values = group.rule.rates(&numbers);
             kernels.upload(rates.view_mut(), bytemuck::cast_slice(&values))?;

@@ -10,7 +10,7 @@ use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
-use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
+use kernels::{BlockFile, Kernels, NormAndClip, Result};
 use memory::{Buffer, Category, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory, Rank};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -145,8 +145,8 @@ impl Optimizer {
     /// Starts to bring what the next update needs, as far as the slots have room.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
-    pub fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device or a disk fails.
+    pub fn prefetch(&mut self, kernels: &Kernels) -> Result {
         let streamed = self.streamed.as_mut();
         streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
     }
@@ -199,7 +199,7 @@ impl Optimizer {
         gradients: &mut Gradients,
         (loss, max_norm): (In, Option<f32>),
         mut room: Option<&mut Buffer>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         gradients.sum_grains(kernels)?;
         kernels.run(NormAndClip {
             out: self.states.numbers.clip.view_mut(),
@@ -221,14 +221,14 @@ impl Optimizer {
     /// all parts and needs the weights of all.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
+    /// `KernelError` if the device or a disk fails.
     pub fn update_part(
         &mut self,
         kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
         part: Layer,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
                 let sources = self.states.sources(weights, gradients, None);
@@ -244,13 +244,13 @@ impl Optimizer {
     /// Runs all pending updates.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
+    /// `KernelError` if the device or a disk fails.
     pub fn finish(
         &mut self,
         kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         self.update_part(kernels, weights, gradients, Layer::Whole)
     }
 }
@@ -261,12 +261,8 @@ impl Optimizer {
     /// Begins an update that runs during the backward pass.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
-    pub fn begin_released(
-        &mut self,
-        kernels: &Kernels,
-        numbers: StepNumbers,
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device or a disk fails.
+    pub fn begin_released(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
         assert!(!self.is_pending, "the update before is pending");
         self.states
             .numbers
@@ -281,7 +277,7 @@ impl Optimizer {
     /// released.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
+    /// `KernelError` if the device or a disk fails.
     pub fn update_released(
         &mut self,
         kernels: &Kernels,
@@ -289,7 +285,7 @@ impl Optimizer {
         gradients: &mut Gradients,
         part: Layer,
         loss: In,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
             unreachable!("gradients that are released are updated in chunks")
         };

@@ -8,7 +8,7 @@ use crate::optimizer::Optimizer;
 use crate::saved::{RestoreError, SavedState, state_name};
 use crate::tensor_states::share;
 use files::{in_chunks, widen};
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, Result};
 use memory::{Cover, Entry, Space};
 use std::ops::Range;
 use units::Weights;
@@ -25,7 +25,7 @@ impl Optimizer {
         weights: &mut Weights,
         offset: usize,
         values: &[f32],
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let range = offset..offset + values.len();
         let bytes = weight_bytes(weights.dtype_of(&range), values);
         weights.store(kernels, range.clone(), &bytes)?;
@@ -208,11 +208,7 @@ fn without_padding(entry: &Entry, range: Range<usize>) -> Range<usize> {
 }
 
 /// Parameters, widened to f32.
-fn parameters(
-    kernels: &Kernels,
-    weights: &Weights,
-    range: &Range<usize>,
-) -> Result<Vec<f32>, KernelError> {
+fn parameters(kernels: &Kernels, weights: &Weights, range: &Range<usize>) -> Result<Vec<f32>> {
     let dtype = weights.dtype_of(range);
     let mut bytes = vec![0; range.len() * dtype.size_in_bytes()];
     weights.read(kernels, range.clone(), &mut bytes)?;

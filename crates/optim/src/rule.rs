@@ -3,7 +3,7 @@
 
 use crate::moment::Moment;
 use kernels::{
-    Exchange, ExchangeBytes, KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue,
+    Exchange, ExchangeBytes, Kernels, MasterOperand, MomentOperand, Operation, Queue, Result,
 };
 use memory::{Cover, DType, Entry, In, Out};
 use std::ops::Deref;
@@ -47,7 +47,7 @@ pub(crate) trait Keeps {
 /// An optimizer that updates any range of its group by itself.
 pub(crate) trait ByRange: Keeps {
     /// Enqueues the update of a range. If the clipping factor is not finite, nothing changes.
-    fn update(&self, on: &UpdateQueue, update: Update) -> Result<(), KernelError>;
+    fn update(&self, on: &UpdateQueue, update: Update) -> Result;
 }
 
 /// An optimizer that updates a matrix as a whole, in three steps. The first and the last may run on ranges of the
@@ -60,7 +60,7 @@ pub(crate) trait ByMatrix: Keeps {
     fn scratch_bytes(&self, shape: [usize; 2]) -> usize;
 
     /// Enqueues the update of the moments and the direction of a range, `out [n]`. Takes the moments out of `update`.
-    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result<(), KernelError>;
+    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result;
 
     /// Enqueues the transformation of a whole direction, in place, into what weights move along. `rates` are those of
     /// the step.
@@ -71,7 +71,7 @@ pub(crate) trait ByMatrix: Keeps {
         direction: Out,
         scratch: Out,
         rates: In,
-    ) -> Result<(), KernelError>;
+    ) -> Result;
 
     /// Enqueues the update of a range's weights. If the clipping factor is not finite, they stay as they are.
     fn apply(
@@ -80,7 +80,7 @@ pub(crate) trait ByMatrix: Keeps {
         update: Update,
         matrix: &WholeTensor,
         direction: In,
-    ) -> Result<(), KernelError>;
+    ) -> Result;
 }
 
 /// f64 sums over a tensor, to which every range of it adds its own.
@@ -116,7 +116,7 @@ pub(crate) trait BySums: Keeps {
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
     /// Prepares the first sweep.
-    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result<(), KernelError>;
+    fn begin(&self, on: &UpdateQueue, summed: &mut Summed) -> Result;
 
     /// Enqueues the sums (f64) of a range that begins at this element of the tensor: all exact sums, or those of each
     /// of its blocks.
@@ -127,24 +127,13 @@ pub(crate) trait BySums: Keeps {
         summed: &mut Summed,
         range: (usize, Update),
         sums: Vec<Out>,
-    ) -> Result<(), KernelError>;
+    ) -> Result;
 
     /// Ends a sweep, given all sums. Exact sums have one row per range; sums of blocks have one row per sum.
-    fn end_sweep(
-        &self,
-        on: &UpdateQueue,
-        sweep: usize,
-        summed: &mut Summed,
-        sums: In,
-    ) -> Result<(), KernelError>;
+    fn end_sweep(&self, on: &UpdateQueue, sweep: usize, summed: &mut Summed, sums: In) -> Result;
 
     /// Enqueues the update of a range. If the clipping factor is not finite, it stays as it is.
-    fn apply(
-        &self,
-        on: &UpdateQueue,
-        summed: &mut Summed,
-        range: (usize, Update),
-    ) -> Result<(), KernelError>;
+    fn apply(&self, on: &UpdateQueue, summed: &mut Summed, range: (usize, Update)) -> Result;
 }
 
 /// An optimizer. Each has its own file, and a line in [`crate::OptimizerKind`].
@@ -253,7 +242,7 @@ impl<'a> UpdateQueue<'a> {
     }
 
     /// Enqueues an operation.
-    pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result<(), KernelError> {
+    pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result {
         // SAFETY: the caller of `new` promised it.
         unsafe { self.kernels.start(self.queue, operation) }
     }
@@ -263,7 +252,7 @@ impl<'a> UpdateQueue<'a> {
         &self,
         bytes: ExchangeBytes,
         list: impl FnOnce() -> Exchange<'b> + 'b,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (kernels, queue) = (self.kernels, self.queue);
         kernels.wait(Queue::Collective, kernels.record(queue)?, COMPLETE)?;
         // SAFETY: only this queue reads and writes the pieces. It waits for them, and their memory lives long enough.

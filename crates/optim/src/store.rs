@@ -2,7 +2,7 @@
 
 use crate::chunks::{Away, Chunks};
 use crate::disk::DiskStore;
-use kernels::{BlockFile, KernelError, Kernels, Queue};
+use kernels::{BlockFile, KernelError, Kernels, Queue, Result};
 use memory::{Buffer, Category, DType, Home, Homes, Memory, Out, OutOfMemory};
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,12 +68,7 @@ impl Store {
 
     /// Starts to read a chunk into host memory. Turns count the chunks whose states live elsewhere, over all updates,
     /// and are taken in order.
-    pub(crate) fn fetch(
-        &mut self,
-        kernels: &Kernels,
-        turn: usize,
-        away: &Away,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn fetch(&mut self, kernels: &Kernels, turn: usize, away: &Away) -> Result {
         match self {
             Store::Pinned(_) => Ok(()),
             Store::Disk(disk) => disk.fetch(kernels, turn, &away.place),
@@ -81,7 +76,7 @@ impl Store {
     }
 
     /// Makes the upload queue wait until a chunk is in host memory.
-    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
+    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
         match self {
             Store::Pinned(_) => Ok(()),
             Store::Disk(disk) => disk.fetched(kernels, turn),
@@ -97,12 +92,7 @@ impl Store {
     }
 
     /// Ends a chunk's turn. The chunk is stored when the downloads enqueued so far are done.
-    pub(crate) fn put_back(
-        &mut self,
-        kernels: &Kernels,
-        turn: usize,
-        away: &Away,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn put_back(&mut self, kernels: &Kernels, turn: usize, away: &Away) -> Result {
         match self {
             Store::Pinned(_) => Ok(()),
             Store::Disk(disk) => disk.put_back(kernels, turn, &away.place),
@@ -110,7 +100,7 @@ impl Store {
     }
 
     /// Ends the host's access between updates. Call it before the first turn of an update.
-    pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn end_host_access(&mut self) -> Result {
         match self {
             Store::Pinned(_) => Ok(()),
             Store::Disk(disk) => disk.end_host_access(),
@@ -123,7 +113,7 @@ impl Store {
         kernels: &Kernels,
         ranges: &[Range<usize>],
         mut bytes: &mut [u8],
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let needed: usize = ranges.iter().map(Range::len).sum();
         if needed != bytes.len() {
             let sizes = format!(
@@ -145,11 +135,7 @@ impl Store {
     }
 
     /// A chunk's bytes, for the host to write between updates.
-    pub(crate) fn change(
-        &mut self,
-        kernels: &Kernels,
-        away: &Away,
-    ) -> Result<Out<'_>, KernelError> {
+    pub(crate) fn change(&mut self, kernels: &Kernels, away: &Away) -> Result<Out<'_>> {
         self.finish(kernels)?;
         match self {
             Store::Pinned(all) => Ok(all.view_mut().rows(away.place.clone())),
@@ -158,7 +144,7 @@ impl Store {
     }
 
     /// Waits until all chunks that were put back are stored.
-    fn finish(&self, kernels: &Kernels) -> Result<(), KernelError> {
+    fn finish(&self, kernels: &Kernels) -> Result {
         let queue = match self {
             Store::Pinned(_) => Queue::Download,
             Store::Disk(_) => Queue::DiskWrite,

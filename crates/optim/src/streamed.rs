@@ -27,7 +27,7 @@ use crate::sources::{FetchedChunk, Sources};
 use crate::store::Store;
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
-use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
+use kernels::{BlockFile, Event, Kernels, Queue, Result};
 use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, Memory, Out, OutOfMemory, Rank};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -145,10 +145,7 @@ impl Streamed {
 
     /// The store for writing between updates, and the chunks. If an aborted step had fetched chunks ahead, they are
     /// fetched again.
-    pub(crate) fn at_rest(
-        &mut self,
-        kernels: &Kernels,
-    ) -> Result<(&Chunks, Option<&mut Store>), KernelError> {
+    pub(crate) fn at_rest(&mut self, kernels: &Kernels) -> Result<(&Chunks, Option<&mut Store>)> {
         for queue in [Queue::DiskRead, Queue::Upload] {
             kernels.finish(kernels.record(queue)?)?;
         }
@@ -169,7 +166,7 @@ impl Streamed {
     }
 
     /// Enqueues the fetches of the next update's first chunks.
-    pub(crate) fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn prefetch(&mut self, kernels: &Kernels) -> Result {
         if let Some(store) = &mut self.store {
             store.end_host_access()?;
         }
@@ -179,11 +176,7 @@ impl Streamed {
     }
 
     /// Begins an update. The computation has been given all gradients and numbers.
-    pub(crate) fn begin(
-        &mut self,
-        kernels: &Kernels,
-        gradients: &Gradients,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn begin(&mut self, kernels: &Kernels, gradients: &Gradients) -> Result {
         let asked = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Update, asked, FINAL)?;
         if self.brings_gradients {
@@ -195,7 +188,7 @@ impl Streamed {
     }
 
     /// Begins the update of a part. The computation has been given its gradients.
-    pub(crate) fn begin_part(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn begin_part(&mut self, kernels: &Kernels) -> Result {
         let asked = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Update, asked, FINAL)
     }
@@ -206,7 +199,7 @@ impl Streamed {
         kernels: &Kernels,
         (mut sources, tensor_states): (Sources, &mut TensorStates),
         part: Layer,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let end = self.end_of(part);
         while self.updated < end {
             self.update_chunk(kernels, &mut sources, tensor_states)?;
@@ -216,7 +209,7 @@ impl Streamed {
     }
 
     /// Makes the computation wait for the updates, already enqueued, of the chunks up to the end of a part.
-    pub(crate) fn wait_for(&mut self, kernels: &Kernels, part: Layer) -> Result<(), KernelError> {
+    pub(crate) fn wait_for(&mut self, kernels: &Kernels, part: Layer) -> Result {
         let end = self.end_of(part);
         assert!(end <= self.updated, "the part's update has been asked for");
         if self.awaited < end {
@@ -263,11 +256,7 @@ impl Streamed {
     }
 
     /// Enqueues the uploads of chunks, as far as slots have room. Gradients can come only when they are final.
-    fn advance(
-        &mut self,
-        kernels: &Kernels,
-        gradients: Option<&Gradients>,
-    ) -> Result<(), KernelError> {
+    fn advance(&mut self, kernels: &Kernels, gradients: Option<&Gradients>) -> Result {
         let ahead = self.store.as_ref().map_or(0, Store::ahead);
         while self.fetched < self.due.min(self.updated + self.slots.len() + ahead) {
             self.fetch(kernels)?;
@@ -282,7 +271,7 @@ impl Streamed {
     }
 
     /// Enqueues the fetch of the next chunk's states into host memory.
-    fn fetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    fn fetch(&mut self, kernels: &Kernels) -> Result {
         let turn = self.chunks.turn(self.fetched);
         let away = &self.chunks.at(self.fetched).away;
         if let (Some(away), Some(store)) = (away, &mut self.store) {
@@ -293,11 +282,7 @@ impl Streamed {
     }
 
     /// Enqueues the uploads that the next chunk needs.
-    fn bring(
-        &mut self,
-        kernels: &Kernels,
-        gradients: Option<&Gradients>,
-    ) -> Result<(), KernelError> {
+    fn bring(&mut self, kernels: &Kernels, gradients: Option<&Gradients>) -> Result {
         let turn = self.chunks.turn(self.brought);
         let chunk = self.chunks.at(self.brought);
         let slots = self.slots.len().max(1);
@@ -331,7 +316,7 @@ impl Streamed {
         kernels: &Kernels,
         sources: &mut Sources,
         tensor_states: &mut TensorStates,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let number = self.updated;
         let chunk = self.chunks.at(number);
         let queue = queue(chunk);
@@ -366,7 +351,7 @@ impl Streamed {
     }
 
     /// Enqueues the download of what a chunk's update wrote.
-    fn send_back(&mut self, kernels: &Kernels, weights: &mut Weights) -> Result<(), KernelError> {
+    fn send_back(&mut self, kernels: &Kernels, weights: &mut Weights) -> Result {
         let turn = self.chunks.turn(self.updated);
         let chunk = self.chunks.at(self.updated);
         for range in &chunk.ranges {

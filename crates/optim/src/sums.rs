@@ -5,7 +5,7 @@ use crate::segment::{Piece, Segment, Whole};
 use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
 use kernels::quantise::BLOCK;
-use kernels::{Exchange, ExchangeBytes, KernelError};
+use kernels::{Exchange, ExchangeBytes, Result};
 use memory::{DType, Out, Rank, one_behind_another};
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ pub(crate) fn update(
     sources: &mut Sources,
     tensor_states: &mut TensorStates,
     room: Out,
-) -> Result<(), KernelError> {
+) -> Result {
     let (whole, rank) = (segment.whole(), sources.rank);
     let tensor = &whole.tensor;
     let mut room = room.disjoint_rows(&places(rule, whole));
@@ -106,7 +106,7 @@ pub(crate) fn update(
 }
 
 /// Gives all ranks the sums of each. `rows` are the rows of sums of each rank.
-fn gather(on: &UpdateQueue, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result<(), KernelError> {
+fn gather(on: &UpdateQueue, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result {
     let size = sums.dtype().size_in_bytes();
     let of_own = rows.iter().filter(|(owner, _)| *owner == rank.number);
     let own: usize = of_own.map(|(_, rows)| rows.len()).sum();

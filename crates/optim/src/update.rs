@@ -6,7 +6,7 @@ use crate::segment::Segment;
 use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
 use crate::{matrices, sums};
-use kernels::KernelError;
+use kernels::Result;
 use memory::{Out, Rank};
 
 /// The name of leases for an update's scratch.
@@ -29,7 +29,7 @@ pub(crate) fn update(
     sources: &mut Sources,
     tensor_states: &mut TensorStates,
     room: Option<Out>,
-) -> Result<(), KernelError> {
+) -> Result {
     let (first, mut none) = (&round[0], []);
     // A rank without a piece of a round's matrices needs no scratch, but still takes part in the exchanges.
     let room = room.unwrap_or_else(|| Out::of_slice::<u8>(&mut none, [0]));

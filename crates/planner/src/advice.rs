@@ -10,7 +10,7 @@ use memory::format_bytes;
 use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
-use session::SessionError;
+use session::{Result, SessionError};
 use settings::Config;
 use std::fmt::{Display, Formatter};
 
@@ -60,11 +60,7 @@ impl Advice {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub fn new(
-        config: &Config,
-        target: Target,
-        device_memory_bytes: u64,
-    ) -> Result<Advice, SessionError> {
+    pub fn new(config: &Config, target: Target, device_memory_bytes: u64) -> Result<Advice> {
         let start = Setup::new(config.clone(), target)?;
         let room = Room::Device(device_memory_bytes);
         let climb = Search::new(room).climb(&start, |_| true)?;
@@ -127,7 +123,7 @@ impl Advice {
 
 impl OtherTraining {
     /// Those that fit, with as few further changes as they need.
-    fn all(start: &Setup, room: Room) -> Result<Vec<OtherTraining>, SessionError> {
+    fn all(start: &Setup, room: Room) -> Result<Vec<OtherTraining>> {
         let mut fitting = Vec::new();
         for (words, change) in start.adapters() {
             let Some(setup) = start.with(&change) else {

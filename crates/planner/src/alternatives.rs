@@ -6,7 +6,7 @@ use kernels::Target;
 use memory::format_bytes;
 use rayon::prelude::*;
 use serde::Serialize;
-use session::SessionError;
+use session::Result;
 
 /// A recompute specification with otherwise equal settings.
 #[derive(Clone, Debug, Serialize)]
@@ -43,7 +43,7 @@ pub struct Effect {
 }
 
 /// Plans every recompute specification that goes with the settings.
-pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
+pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>> {
     let specs = recompute_specs(&run.settings.policy).into_iter();
     let others = specs.filter_map(|spec| Some((run.with(&run.recompute(&spec)?)?, spec)));
     let others: Vec<(Setup, String)> = others.collect();
@@ -66,7 +66,7 @@ pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
 }
 
 /// Plans the effects of single other settings.
-pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, SessionError> {
+pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>> {
     let compared = levers(run).filter(|lever| !lever.effect.is_empty());
     let others = compared.filter_map(|lever| Some((run.with(&(lever.pull)(run)?)?, lever.effect)));
     let others: Vec<(Setup, &str)> = others.collect();

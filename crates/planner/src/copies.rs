@@ -5,7 +5,7 @@ use crate::traffic::Crossing;
 use kernels::{Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};
 use serde::Serialize;
-use session::{SessionError, StepTraffic};
+use session::{Result, StepTraffic};
 use settings::Settings;
 
 /// The time that offload costs: a step on shapes at given rates, with the queues in the order of a real run.
@@ -52,7 +52,7 @@ impl PlannedOffload {
         crossed: StepTraffic,
         of_micro_batch: u64,
         forward_flops_per_token: u64,
-    ) -> Result<Option<PlannedOffload>, SessionError> {
+    ) -> Result<Option<PlannedOffload>> {
         let activation_bytes = of_micro_batch * settings.accum as u64;
         let offloads = settings.homes.streams_updates() || activation_bytes > 0;
         let is_known = target == Target::Cuda || settings.hardware.h2d_gbps.is_some();

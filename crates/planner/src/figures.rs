@@ -6,7 +6,7 @@ use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
 use session::{
-    PeaksBetween, Session, SessionError, StepTraffic, few_micro_batches, micro_batches_on_shapes,
+    PeaksBetween, Result, Session, StepTraffic, few_micro_batches, micro_batches_on_shapes,
     shape_of_micro_batches,
 };
 use settings::Settings;
@@ -54,7 +54,7 @@ impl Figures {
     ///
     /// # Errors
     /// As [`figures`].
-    pub(crate) fn crossed(&self) -> Result<StepTraffic, SessionError> {
+    pub(crate) fn crossed(&self) -> Result<StepTraffic> {
         let settings = self.session.settings();
         let at_a_time = settings.micro_batches_at_a_time();
         let not_made = settings.accum - self.made;
@@ -85,17 +85,17 @@ pub(crate) fn count_step() {
 }
 
 /// Makes one step on shapes.
-pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
+pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures> {
     figures_of(settings, target, micro_batches_on_shapes(settings))
 }
 
 /// The same in less time, for comparisons: of a pipeline the slab may come out a little smaller than a run's.
-pub(crate) fn quick_figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
+pub(crate) fn quick_figures(settings: &Settings, target: Target) -> Result<Figures> {
     figures_of(settings, target, few_micro_batches(settings))
 }
 
 /// Makes `made` micro-batches of a step on shapes.
-fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figures, SessionError> {
+fn figures_of(settings: &Settings, target: Target, made: usize) -> Result<Figures> {
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
@@ -129,7 +129,7 @@ fn another_of_a_rank(
     settings: &Settings,
     target: Target,
     (crossed, fewer): (StepTraffic, usize),
-) -> Result<StepTraffic, SessionError> {
+) -> Result<StepTraffic> {
     let settings = Settings {
         accum: fewer,
         ..settings.clone()

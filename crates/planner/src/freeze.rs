@@ -7,7 +7,7 @@ use memory::{Entry, Layout, Memory, format_bytes};
 use model::Action;
 use optim::Hyperparameters;
 use serde::Serialize;
-use session::{Session, SessionError};
+use session::{Result, Session};
 use settings::Settings;
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl PlannedFreeze {
         settings: &Settings,
         target: Target,
         session: &Session,
-    ) -> Result<Option<PlannedFreeze>, SessionError> {
+    ) -> Result<Option<PlannedFreeze>> {
         if settings.freeze.is_empty() && settings.lora.is_none() {
             return Ok(None);
         }

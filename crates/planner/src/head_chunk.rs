@@ -13,7 +13,7 @@ use crate::room::Room;
 use kernels::Target;
 use kernels::timeline::{Measured, Rates};
 use memory::Rank;
-use session::SessionError;
+use session::Result;
 use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, ParallelConfig, Release, Settings};
 
 /// Chunks that are compared, in tokens. The first is the fallback if none fits.
@@ -110,7 +110,7 @@ pub fn name_head_chunks<'a>(
     config: &Config,
     target: Target,
     sets: impl IntoIterator<Item = &'a mut Vec<String>>,
-) -> Result<(), SessionError> {
+) -> Result {
     // Each is found once.
     let mut wanted: Vec<(Config, usize)> = Vec::new();
     for set in sets {
@@ -137,7 +137,7 @@ pub fn name_head_chunks<'a>(
 }
 
 /// The chunks of at most the tokens of a micro-batch or a part of one, with the time of a micro-batch on paper; none if there is only one.
-fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
+fn compared(config: &Config) -> Result<Vec<Chunk>> {
     let tokens = config.batch.micro * config.part_seq();
     let chunks = CHUNKS.into_iter().filter(|chunk| *chunk <= tokens);
     let alike = everything_kept(config);
@@ -220,7 +220,7 @@ fn smallest_of_the_fast(chunks: &[Chunk]) -> Option<usize> {
 }
 
 /// Whether a plan fits a device. Without a known size, everything fits.
-fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bool, SessionError> {
+fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bool> {
     let Some(device_bytes) = device_bytes else {
         return Ok(true);
     };

@@ -4,7 +4,9 @@ use kernels::Target;
 use memory::{ByCategory, Memory, format_bytes};
 use model::{Architecture, KvCache, loading_bytes};
 use serde::Serialize;
-use session::{Generation, Inference, SessionError, longest_and_shortest, shape_of_a_micro_batch};
+use session::{
+    Generation, Inference, Result, SessionError, longest_and_shortest, shape_of_a_micro_batch,
+};
 use settings::Settings;
 use std::fmt::{Display, Formatter};
 
@@ -57,7 +59,7 @@ impl InferencePlan {
         settings: &Settings,
         target: Target,
         rows: usize,
-    ) -> Result<InferencePlan, SessionError> {
+    ) -> Result<InferencePlan> {
         plan(settings, target, None, |inference| {
             let micro = shape_of_a_micro_batch(settings, rows, settings.seq);
             let micro = std::iter::once(Ok::<_, SessionError>(micro));
@@ -77,7 +79,7 @@ impl InferencePlan {
         target: Target,
         prompts: &[usize],
         wanted: &Generation,
-    ) -> Result<InferencePlan, SessionError> {
+    ) -> Result<InferencePlan> {
         let wanted = Generation {
             // With a cache, all later tokens lease the same as the second.
             max_tokens: match wanted.uses_cache {
@@ -105,7 +107,7 @@ impl InferencePlan {
         settings: &Settings,
         target: Target,
         (batch, tokens): (usize, usize),
-    ) -> Result<InferencePlan, SessionError> {
+    ) -> Result<InferencePlan> {
         plan(settings, target, Some((batch, tokens)), |inference| {
             for (prompt, wanted) in longest_and_shortest(tokens) {
                 // Prompts are read one after the other, so one long prompt needs as much as many.
@@ -122,8 +124,8 @@ fn plan(
     settings: &Settings,
     target: Target,
     cache: Option<(usize, usize)>,
-    compute: impl FnOnce(&mut Inference) -> Result<(), SessionError>,
-) -> Result<InferencePlan, SessionError> {
+    compute: impl FnOnce(&mut Inference) -> Result,
+) -> Result<InferencePlan> {
     let memory = Memory::shapes();
     let mut inference = Inference::on_shapes(settings, &memory, target)?;
     let persistent_bytes = memory.live_bytes();

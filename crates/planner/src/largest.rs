@@ -7,7 +7,7 @@ use crate::room::{Needs, Room};
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;
-use session::SessionError;
+use session::{Result, SessionError};
 use settings::Config;
 use std::fmt::{Display, Formatter};
 
@@ -79,7 +79,7 @@ impl Sought {
 }
 
 /// What a run needs, the largest stage of a pipeline included; none if it has too many tokens in a micro-batch.
-fn needs(run: &Setup) -> Result<Option<Needs>, SessionError> {
+fn needs(run: &Setup) -> Result<Option<Needs>> {
     let settings = &run.settings;
     if settings.micro_batch * settings.own_seq() > TOKENS_MAX {
         return Ok(None);
@@ -96,12 +96,7 @@ impl Largest {
     ///
     /// # Errors
     /// As [`crate::Plan::new`], or if the configuration makes no valid run even with the smallest.
-    pub fn new(
-        config: &Config,
-        target: Target,
-        what: Sought,
-        room: Room,
-    ) -> Result<Largest, SessionError> {
+    pub fn new(config: &Config, target: Target, what: Sought, room: Room) -> Result<Largest> {
         let run = Setup::new(config.clone(), target)?;
         let change = |position| what.change(what.value(position, config));
         // None if the candidate at a position makes no valid run.

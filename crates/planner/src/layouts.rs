@@ -15,7 +15,7 @@ use model::Action;
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 use serde::Serialize;
-use session::{MICRO_BATCHES_MAX, SessionError};
+use session::{MICRO_BATCHES_MAX, Result, SessionError};
 use settings::{Config, ConfigError, Pipeline, PipelineSchedule, Settings};
 use units::Zero;
 
@@ -184,11 +184,7 @@ impl Layouts {
     ///
     /// # Errors
     /// [`SessionError::Config`] if this is one rank, or times are not known; else as [`crate::Plan::new`].
-    pub fn new(
-        config: &Config,
-        target: Target,
-        device_memory_bytes: u64,
-    ) -> Result<Layouts, SessionError> {
+    pub fn new(config: &Config, target: Target, device_memory_bytes: u64) -> Result<Layouts> {
         let run = Setup::new(config.clone(), target)?;
         let ranks = run.settings.rank_of_all().of;
         let parallel = &config.parallel;
@@ -233,10 +229,10 @@ impl Layouts {
     }
 
     /// Searches all grids.
-    fn find(mut self, run: &Setup) -> Result<Layouts, SessionError> {
+    fn find(mut self, run: &Setup) -> Result<Layouts> {
         let grids: Vec<Grid> = Grid::all(self.ranks, run.settings.model.layers).collect();
         let starts = grids.into_par_iter().map(|grid| Start::new(run, grid));
-        let starts = starts.collect::<Result<Vec<_>, SessionError>>()?;
+        let starts = starts.collect::<Result<Vec<_>>>()?;
         let mut starts = self.without_excluded(starts);
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         let mut fitting = Vec::new();
@@ -273,11 +269,7 @@ impl Layouts {
 
     /// Makes grids fit, unless as many as are shown are faster than these are estimated to be as configured. `fitting` has those that
     /// fit, with a step on paper, the fastest first.
-    fn search(
-        &mut self,
-        starts: &[Start],
-        fitting: &mut Vec<(Fitting, StepOnPaper)>,
-    ) -> Result<(), SessionError> {
+    fn search(&mut self, starts: &[Start], fitting: &mut Vec<(Fitting, StepOnPaper)>) -> Result {
         let slowest = slowest_shown(fitting);
         let (tried, slower): (Vec<&Start>, Vec<&Start>) =
             starts.iter().partition(|start| start.seconds < slowest);
@@ -286,7 +278,7 @@ impl Layouts {
         // One at a time: some take twenty times as long as others.
         let tried = tried.into_par_iter().with_max_len(1);
         let tried = tried.map(|start| Fitting::new(start, room));
-        let mut found = self.without_excluded(tried.collect::<Result<Vec<_>, SessionError>>()?);
+        let mut found = self.without_excluded(tried.collect::<Result<Vec<_>>>()?);
         // Those that may be fastest first, so that few pipelines are timed: all their stages are timed together, each in a thread.
         found.sort_by(|one, other| one.at_least_seconds.total_cmp(&other.at_least_seconds));
         for layout in found {
@@ -327,7 +319,7 @@ struct Start {
 }
 
 impl Start {
-    fn new(run: &Setup, grid: Grid) -> Result<Result<Start, Excluded>, SessionError> {
+    fn new(run: &Setup, grid: Grid) -> Result<Result<Start, Excluded>> {
         let Some(change) = grid.change(run) else {
             return Ok(Err(Excluded::TooFewMicroBatches(grid)));
         };
@@ -368,7 +360,7 @@ struct Fitting {
 
 impl Fitting {
     /// Looks for changes that make a grid fit.
-    fn new(start: &Start, room: u64) -> Result<Result<Fitting, Excluded>, SessionError> {
+    fn new(start: &Start, room: u64) -> Result<Result<Fitting, Excluded>> {
         let grid = start.grid;
         let too_large = |needs_bytes| Ok(Err(Excluded::TooLarge(TooLarge { grid, needs_bytes })));
         let mut search = Search::new(Room::Device(room));
@@ -395,7 +387,7 @@ impl Fitting {
 
 /// A step takes at least as long as if all stages of the pipeline were like the shortest: tasks have one order, in which longer tasks make
 /// others wait longer.
-fn at_least_seconds(setup: &Setup) -> Result<f64, SessionError> {
+fn at_least_seconds(setup: &Setup) -> Result<f64> {
     let mut least = f64::INFINITY;
     for stage in distinct_stages(&setup.settings) {
         least = least.min(setup.in_stage(stage).seconds()?);
@@ -416,7 +408,7 @@ fn keeps_formats(change: &Change) -> bool {
 }
 
 impl PlannedLayout {
-    fn new(layout: Fitting, step: StepOnPaper) -> Result<PlannedLayout, SessionError> {
+    fn new(layout: Fitting, step: StepOnPaper) -> Result<PlannedLayout> {
         let Run { setup, needs, .. } = layout.run;
         let Setup {
             config,
@@ -447,7 +439,7 @@ impl PlannedLayout {
 }
 
 /// What takes the time of a step: what saves most if it takes none.
-fn bound(settings: &Settings, target: Target, step: StepOnPaper) -> Result<Bound, SessionError> {
+fn bound(settings: &Settings, target: Target, step: StepOnPaper) -> Result<Bound> {
     if step.seconds <= (1.0 + HIDDEN) * step.computing {
         let waits = step.working < (1.0 - HIDDEN) * step.computing;
         return Ok(if waits { Bound::Stages } else { Bound::Compute });

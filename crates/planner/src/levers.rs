@@ -13,7 +13,7 @@ use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
 use rayon::prelude::*;
-use session::SessionError;
+use session::Result;
 use settings::{
     AttentionBackend, AutoOr, BaseType, Config, ConfigError, FloatType, Fp8Config, Fp8Recipe,
     Fp8Weights, HostPlace, OptimizerPlace, Release, Settings, Size,
@@ -181,7 +181,7 @@ impl Setup {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub(crate) fn largest_stage(&self) -> Result<Setup, SessionError> {
+    pub(crate) fn largest_stage(&self) -> Result<Setup> {
         self.largest_of((0..self.settings.stage().of).collect())
     }
 
@@ -190,11 +190,11 @@ impl Setup {
     ///
     /// # Errors
     /// As [`Setup::largest_stage`].
-    pub(crate) fn about_the_largest_stage(&self) -> Result<Setup, SessionError> {
+    pub(crate) fn about_the_largest_stage(&self) -> Result<Setup> {
         self.largest_of(distinct_stages(&self.settings))
     }
 
-    fn largest_of(&self, stages: Vec<usize>) -> Result<Setup, SessionError> {
+    fn largest_of(&self, stages: Vec<usize>) -> Result<Setup> {
         if self.settings.pipeline.is_none() {
             return Ok(self.clone());
         }
@@ -202,7 +202,7 @@ impl Setup {
             let planned = quick_figures(&self.settings.in_stage(stage), self.target)?;
             Ok((planned.reserved_bytes, stage))
         });
-        let planned = planned.collect::<Result<Vec<(u64, usize)>, SessionError>>()?;
+        let planned = planned.collect::<Result<Vec<(u64, usize)>>>()?;
         let largest = planned.into_iter().max().map_or(0, |(_, stage)| stage);
         Ok(self.in_stage(largest))
     }
@@ -238,7 +238,7 @@ impl Setup {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub(crate) fn seconds(&self) -> Result<f64, SessionError> {
+    pub(crate) fn seconds(&self) -> Result<f64> {
         Ok(StepOnPaper::new(&self.settings, self.target)?.seconds)
     }
 

@@ -7,7 +7,7 @@ use kernels::timeline::{Measured, Rates, Span, Timeline};
 use kernels::{Queue, Target};
 use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
 use session::{
-    MICRO_BATCHES_MAX, Session, SessionError, few_micro_batches, micro_batches_on_shapes,
+    MICRO_BATCHES_MAX, Result, Session, SessionError, few_micro_batches, micro_batches_on_shapes,
     shape_of_micro_batches,
 };
 use settings::Settings;
@@ -101,7 +101,7 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
+    pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper> {
         let made = MicroBatchesMade::of_a_step(settings, enough(settings));
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(true))?;
         let times = steps.whole(settings).as_if_all_were_equal(settings);
@@ -117,7 +117,7 @@ impl Paper {
     }
 
     /// The times of [`Paper::step`], without a record.
-    fn alone(&self, settings: &Settings) -> Result<StepOnPaper, SessionError> {
+    fn alone(&self, settings: &Settings) -> Result<StepOnPaper> {
         let made = MicroBatchesMade::of_a_step(settings, enough(settings));
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
         Ok(steps.whole(settings).as_if_all_were_equal(settings))
@@ -127,7 +127,7 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StepOnPaper>, SessionError> {
+    pub(crate) fn pipeline(&self, settings: &Settings) -> Result<Vec<StepOnPaper>> {
         // The first stage has the most under way.
         let made = MicroBatchesMade::of_a_step(settings, few_micro_batches(&settings.in_stage(0)));
         let stages: Vec<Settings> = (0..settings.stage().of)
@@ -158,7 +158,7 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn whole(&self, settings: &Settings) -> Result<StepOnPaper, SessionError> {
+    pub(crate) fn whole(&self, settings: &Settings) -> Result<StepOnPaper> {
         match settings.pipeline {
             Some(_) => Ok(StepOnPaper::of_all(&self.pipeline(settings)?)),
             None => self.alone(settings),
@@ -169,7 +169,7 @@ impl Paper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
+    pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64> {
         let (at_a_time, most) = (settings.micro_batches_at_a_time(), enough(settings));
         let made = MicroBatchesMade {
             fewer: Some(most - at_a_time),
@@ -191,7 +191,7 @@ impl Paper {
         made: MicroBatchesMade,
         timeline: Timeline,
         KeepsHistory(keeps_history): KeepsHistory,
-    ) -> Result<LaterSteps, SessionError> {
+    ) -> Result<LaterSteps> {
         let settings = Settings {
             accum: made.most,
             ..settings.clone()
@@ -288,7 +288,7 @@ impl StepOnPaper {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub fn new(settings: &Settings, target: Target) -> Result<StepOnPaper, SessionError> {
+    pub fn new(settings: &Settings, target: Target) -> Result<StepOnPaper> {
         Paper::at_rates(settings, target).alone(settings)
     }
 
@@ -380,7 +380,7 @@ fn h100(settings: &Settings) -> Rates {
 ///
 /// # Errors
 /// Only on a defect: shapes need no memory.
-pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
+pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)> {
     let made = MicroBatchesMade {
         fewer: None,
         most: micro_batches_on_shapes(settings),

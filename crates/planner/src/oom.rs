@@ -16,7 +16,7 @@ use memory::{
 };
 use rayon::prelude::*;
 use serde::Serialize;
-use session::SessionError;
+use session::{Result, SessionError};
 use settings::{Config, Settings};
 
 /// The form of `oom.json`. It rises with every new field, and with any change of a
@@ -94,11 +94,7 @@ impl OomReport {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub fn new(
-        error: &OutOfMemory,
-        config: &Config,
-        target: Target,
-    ) -> Result<OomReport, SessionError> {
+    pub fn new(error: &OutOfMemory, config: &Config, target: Target) -> Result<OomReport> {
         let run = Setup::new(config.clone(), target)?;
         let planned = figures(&run.settings, target)?;
         let needs = planned.needs();
@@ -147,11 +143,7 @@ impl OomReport {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub fn of_budget(
-        config: &Config,
-        target: Target,
-        budget: u64,
-    ) -> Result<Option<OomReport>, SessionError> {
+    pub fn of_budget(config: &Config, target: Target, budget: u64) -> Result<Option<OomReport>> {
         let kept = set!(recompute.spec = "none".to_string())
             .and(&set!(offload.activations = "none".to_string()));
         let kept_config = kept.applied_to(config)?;
@@ -287,7 +279,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn new(change: Change, setup: Setup) -> Result<Candidate, SessionError> {
+    fn new(change: Change, setup: Setup) -> Result<Candidate> {
         Ok(Candidate {
             needs: figures(&setup.settings, setup.target)?.needs(),
             change,
@@ -312,7 +304,7 @@ struct Fixes<'a> {
 impl Fixes<'_> {
     /// Everything that is tried. What no change does alone, several may do together: with the same bits, else with others, and without host
     /// memory where there is none. The last is every lever that keeps the bits.
-    fn candidates(&self) -> Result<Vec<Candidate>, SessionError> {
+    fn candidates(&self) -> Result<Vec<Candidate>> {
         let adapters = self.run.adapters().into_iter().flat_map(|(_, adapters)| {
             let adapted = self.run.with(&adapters);
             let full = adapted.and_then(|adapted| adapted.recompute_anew("full"));
@@ -322,7 +314,7 @@ impl Fixes<'_> {
         let changes: Vec<Change> = self.run.smaller().into_iter().chain(adapters).collect();
         let planned = changes.into_par_iter().with_max_len(1);
         let planned = planned.map(|change| self.planned(change));
-        let planned = planned.collect::<Result<Vec<Option<Candidate>>, SessionError>>()?;
+        let planned = planned.collect::<Result<Vec<Option<Candidate>>>>()?;
         let automatic = self.automatic().transpose()?;
         let mut all: Vec<Candidate> = planned.into_iter().flatten().chain(automatic).collect();
         let same: fn(&Change) -> bool = |change| !change.changes_math();
@@ -348,7 +340,7 @@ impl Fixes<'_> {
 
     /// Plans a change. If the host has no room for states, they may go to a disk; none where nothing has room, where nothing is changed,
     /// or where the change is refused: a matrix of a model may be too small for adapters.
-    fn planned(&self, change: Change) -> Result<Option<Candidate>, SessionError> {
+    fn planned(&self, change: Change) -> Result<Option<Candidate>> {
         let on_disk = change.with_states_on_disk();
         let ways = [Some(change), on_disk].into_iter().flatten();
         for change in ways.filter(|change| !change.set().is_empty()) {
@@ -368,7 +360,7 @@ impl Fixes<'_> {
     }
 
     /// What automatic recompute chooses for the room; none if nothing fits, or if other settings do not allow it.
-    fn automatic(&self) -> Option<Result<Candidate, SessionError>> {
+    fn automatic(&self) -> Option<Result<Candidate>> {
         let (Room::Device(bytes) | Room::Reserved(bytes) | Room::Limit(bytes)) = self.room;
         // What placement adds to the peak has to fit too.
         let budget = bytes.saturating_sub(self.needs.of(self.room) - self.needs.peak_bytes);
@@ -384,9 +376,9 @@ impl Fixes<'_> {
     }
 
     /// The candidates that help, the cheapest first.
-    fn cheapest_first(&self, tried: &[Candidate]) -> Result<Vec<Fix>, SessionError> {
+    fn cheapest_first(&self, tried: &[Candidate]) -> Result<Vec<Fix>> {
         let seconds = self.run.seconds()?;
-        let fix = |one: &Candidate| -> Result<Fix, SessionError> {
+        let fix = |one: &Candidate| -> Result<Fix> {
             let cost = one.setup.seconds()? / seconds - 1.0;
             Ok(Fix {
                 set: one.change.set(),
@@ -399,9 +391,7 @@ impl Fixes<'_> {
         };
         let helpful = tried.par_iter().with_max_len(1);
         let helpful = helpful.filter(|one| self.helps(one));
-        let mut fixes = helpful
-            .map(fix)
-            .collect::<Result<Vec<Fix>, SessionError>>()?;
+        let mut fixes = helpful.map(fix).collect::<Result<Vec<Fix>>>()?;
         fixes.sort_by(|one, other| {
             let rank = |fix: &Fix| (fix.is_other_training, fix.changes_math);
             let [own, others] = [one, other].map(|fix| fix.cost_fraction.max(0.0));

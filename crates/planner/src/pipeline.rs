@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
-use session::SessionError;
+use session::Result;
 use settings::Settings;
 
 /// A stage of the pipeline, as its rank with the place of this plan's rank needs it.
@@ -66,10 +66,7 @@ impl PlannedPipelineStage {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub(crate) fn all(
-        settings: &Settings,
-        target: Target,
-    ) -> Result<Vec<PlannedPipelineStage>, SessionError> {
+    pub(crate) fn all(settings: &Settings, target: Target) -> Result<Vec<PlannedPipelineStage>> {
         let Some(pipeline) = &settings.pipeline else {
             return Ok(Vec::new());
         };
@@ -78,11 +75,7 @@ impl PlannedPipelineStage {
         planned.collect()
     }
 
-    fn new(
-        settings: &Settings,
-        target: Target,
-        stage: usize,
-    ) -> Result<PlannedPipelineStage, SessionError> {
+    fn new(settings: &Settings, target: Target, stage: usize) -> Result<PlannedPipelineStage> {
         let settings = settings.in_stage(stage);
         let planned = figures(&settings, target)?;
         let held = settings.held(settings.model.layers);

@@ -20,7 +20,7 @@ use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
 use model::{Attention, Labels};
 use serde::Serialize;
-use session::{PeaksBetween, SessionError};
+use session::{PeaksBetween, Result};
 use settings::{Config, Settings};
 use std::collections::BTreeMap;
 
@@ -162,7 +162,7 @@ impl Plan {
     ///
     /// # Errors
     /// As [`Plan::new`].
-    pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan, SessionError> {
+    pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan> {
         let run = Setup::new(config.clone(), target)?;
         let mut plan = Plan::new(&run.settings, target)?;
         let ranks = plan.ranks.take();
@@ -187,8 +187,8 @@ impl Plan {
     /// Plans a run by making one step of it on shapes; without `strategies` and `effects`, which are plans of their own.
     ///
     /// # Errors
-    /// [`SessionError::Config`] for settings that make no session; else none but a defect: shapes need no memory.
-    pub fn new(settings: &Settings, target: Target) -> Result<Plan, SessionError> {
+    /// [`SessionError::Config`](session::SessionError::Config) for settings that make no session; else none but a defect: shapes need no memory.
+    pub fn new(settings: &Settings, target: Target) -> Result<Plan> {
         let mut figures = figures(settings, target)?;
         figures.session.finish_step()?;
         let saved = figures.session.saved_bytes();

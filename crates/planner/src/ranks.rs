@@ -11,7 +11,7 @@ use memory::format_bytes;
 use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
-use session::SessionError;
+use session::Result;
 use settings::Settings;
 use units::Zero;
 
@@ -106,12 +106,12 @@ impl PlannedRanks {
     }
 
     /// Adds every stage of ZeRO that goes with the other settings, and every stage of the pipeline.
-    pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
+    pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
             let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
             Some(PlannedZero::new(&other.settings, run.target, zero))
         });
-        let stages = planned.collect::<Result<_, SessionError>>()?;
+        let stages = planned.collect::<Result<_>>()?;
         let mut pipeline_stages = PlannedPipelineStage::all(&run.settings, run.target)?;
         if !pipeline_stages.is_empty() && StepTime::is_known(&run.settings, run.target) {
             let paper = Paper::at_rates(&run.settings, run.target);
@@ -241,7 +241,7 @@ impl PlannedRanks {
 }
 
 impl PlannedZero {
-    fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedZero, SessionError> {
+    fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedZero> {
         let planned = quick_figures(settings, target)?;
         let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
         Ok(PlannedZero {
@@ -259,10 +259,7 @@ impl PlannedZero {
 
 impl StepTime {
     /// None on the CPU without a given rate: nobody has measured ranks that share a processor's memory.
-    pub(crate) fn new(
-        settings: &Settings,
-        target: Target,
-    ) -> Result<Option<StepTime>, SessionError> {
+    pub(crate) fn new(settings: &Settings, target: Target) -> Result<Option<StepTime>> {
         if !StepTime::is_known(settings, target) {
             return Ok(None);
         }

@@ -3,7 +3,7 @@
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{DeviceBytes, Memory, OutOfMemory, Refusal};
-use session::{Session, SessionError, shape_of_a_step};
+use session::{Result, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
 /// The lease that is refused if live device bytes have to stay within `limit`; none if a step fits.
@@ -14,10 +14,10 @@ pub fn first_refused(
     settings: &Settings,
     target: Target,
     limit: u64,
-) -> Result<Option<OutOfMemory>, SessionError> {
+) -> Result<Option<OutOfMemory>> {
     let memory = Memory::shapes();
     memory.set_limit(Some(limit));
-    let step = || -> Result<(), SessionError> {
+    let step = || -> Result {
         let flops = FlopCounter::default();
         let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
         session.step(&shape_of_a_step(settings, settings.seq))?;
@@ -41,7 +41,7 @@ pub fn first_refused_by_device(
     target: Target,
     (peak_bytes, reserved_bytes): (u64, u64),
     device: DeviceBytes,
-) -> Result<Option<OutOfMemory>, SessionError> {
+) -> Result<Option<OutOfMemory>> {
     let room = device.room();
     if reserved_bytes <= room {
         return Ok(None);

@@ -6,7 +6,7 @@ use crate::levers::{Lever, Setup, levers};
 use crate::room::{Needs, Room};
 use rayon::prelude::*;
 use serde::Serialize;
-use session::SessionError;
+use session::Result;
 use settings::Config;
 use std::rc::Rc;
 
@@ -90,7 +90,7 @@ impl Search {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub(crate) fn needs(&mut self, run: &Setup) -> Result<Needs, SessionError> {
+    pub(crate) fn needs(&mut self, run: &Setup) -> Result<Needs> {
         if let Some(known) = find(&self.needs, run) {
             return Ok(known);
         }
@@ -103,16 +103,16 @@ impl Search {
     ///
     /// # Errors
     /// As [`crate::Plan::new`].
-    pub(crate) fn seconds(&mut self, runs: &[Setup]) -> Result<Vec<f64>, SessionError> {
+    pub(crate) fn seconds(&mut self, runs: &[Setup]) -> Result<Vec<f64>> {
         let timed = runs.par_iter().with_max_len(1);
         let timed = timed.map(|run| find(&self.seconds, run).map_or_else(|| run.seconds(), Ok));
-        let timed = timed.collect::<Result<Vec<f64>, SessionError>>()?;
+        let timed = timed.collect::<Result<Vec<f64>>>()?;
         let configs = runs.iter().map(|run| run.config.clone());
         self.seconds.extend(configs.zip(timed.iter().copied()));
         Ok(timed)
     }
 
-    fn run(&mut self, setup: Setup) -> Result<Run, SessionError> {
+    fn run(&mut self, setup: Setup) -> Result<Run> {
         Ok(Run {
             needs: self.needs(&setup)?,
             seconds: self.seconds(std::slice::from_ref(&setup))?[0],
@@ -125,7 +125,7 @@ impl Search {
         &mut self,
         start: &Setup,
         wanted: impl Fn(&Change) -> bool,
-    ) -> Result<Climb, SessionError> {
+    ) -> Result<Climb> {
         let start = self.run(start.about_the_largest_stage()?)?;
         let mut climb = self.climb_from(&start, &wanted)?;
         while climb.run.needs.fit(self.room) && climb.run.setup.settings.pipeline.is_some() {
@@ -151,7 +151,7 @@ impl Search {
     }
 
     /// Lets each machine's ranks have all weights together, if that fits and makes a step faster.
-    pub(crate) fn gather_within_machines(&mut self, climb: &mut Climb) -> Result<(), SessionError> {
+    pub(crate) fn gather_within_machines(&mut self, climb: &mut Climb) -> Result {
         let Some((change, within)) = climb.run.setup.within_machines() else {
             return Ok(());
         };
@@ -164,11 +164,7 @@ impl Search {
     }
 
     /// Pulls levers until a run fits, and then leaves out what is not needed.
-    fn climb_from(
-        &mut self,
-        start: &Run,
-        wanted: impl Fn(&Change) -> bool,
-    ) -> Result<Climb, SessionError> {
+    fn climb_from(&mut self, start: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Climb> {
         if start.needs.fit(self.room) {
             return Ok(Climb::new(start));
         }
@@ -182,11 +178,7 @@ impl Search {
 
     /// The levers that may save memory, in the order of [`crate::Advice`], without those whose change `wanted` rejects. One that may help
     /// several times is repeated.
-    fn in_order(
-        &mut self,
-        run: &Run,
-        wanted: impl Fn(&Change) -> bool,
-    ) -> Result<Vec<Rc<Lever>>, SessionError> {
+    fn in_order(&mut self, run: &Run, wanted: impl Fn(&Change) -> bool) -> Result<Vec<Rc<Lever>>> {
         let setup = &run.setup;
         let levers = levers(setup).filter(Lever::saves).filter_map(|lever| {
             // One that changes nothing may do so once others were pulled.
@@ -219,7 +211,7 @@ impl Search {
     }
 
     /// Pulls each lever that saves memory, until the run fits.
-    fn pull(&mut self, start: &Run, order: Vec<Rc<Lever>>) -> Result<Climb, SessionError> {
+    fn pull(&mut self, start: &Run, order: Vec<Rc<Lever>>) -> Result<Climb> {
         let mut climb = Climb::new(start);
         for lever in order {
             let before = climb.run.needs;
@@ -259,7 +251,7 @@ impl Search {
 
     /// Leaves out changes that cost time, host memory or bits of the loss and that later changes made unnecessary. The last
     /// ones cost most, so they are tried first. For bits a step may be a little slower.
-    fn without_needless(&mut self, climb: Climb, start: &Run) -> Result<Climb, SessionError> {
+    fn without_needless(&mut self, climb: Climb, start: &Run) -> Result<Climb> {
         let (mut needed, mut seconds) = (climb.taken.clone(), climb.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
             let rung = &climb.rungs[place];

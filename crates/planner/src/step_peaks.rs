@@ -6,7 +6,7 @@ use data::padded_lengths;
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::Memory;
-use session::{Session, SessionError, shape_of_a_micro_batch, shape_of_micro_batches};
+use session::{Result, Session, SessionError, shape_of_a_micro_batch, shape_of_micro_batches};
 use settings::Settings;
 use std::collections::{BTreeSet, HashMap};
 
@@ -61,7 +61,7 @@ impl StepPeaks {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub fn of_step(&mut self, lengths: &[usize]) -> Result<u64, SessionError> {
+    pub fn of_step(&mut self, lengths: &[usize]) -> Result<u64> {
         if lengths
             .iter()
             .all(|length| *length == self.settings.own_seq())
@@ -82,7 +82,7 @@ impl StepPeaks {
         Ok(most)
     }
 
-    fn step_with(&self, place: Place, length: usize, count: usize) -> Result<u64, SessionError> {
+    fn step_with(&self, place: Place, length: usize, count: usize) -> Result<u64> {
         // All micro-batches in the middle have the same peak.
         let count = count.min(3);
         let shortest = padded_lengths(self.settings.seq).next();
@@ -102,10 +102,7 @@ impl StepPeaks {
     ///
     /// # Errors
     /// As [`StepPeaks::of_step`].
-    pub fn of_evaluation(
-        &mut self,
-        shapes: &BTreeSet<(usize, usize)>,
-    ) -> Result<u64, SessionError> {
+    pub fn of_evaluation(&mut self, shapes: &BTreeSet<(usize, usize)>) -> Result<u64> {
         let mut most = 0;
         for (rows, seq) in shapes {
             let known = self.evaluations.get(&(*rows, *seq)).copied();
@@ -119,7 +116,7 @@ impl StepPeaks {
         Ok(most)
     }
 
-    fn evaluation_of(&self, rows: usize, seq: usize) -> Result<u64, SessionError> {
+    fn evaluation_of(&self, rows: usize, seq: usize) -> Result<u64> {
         let micro = shape_of_a_micro_batch(&self.settings, rows, seq);
         let mut session = self.session()?;
         session.memory().begin_step();
@@ -127,7 +124,7 @@ impl StepPeaks {
         Ok(evaluation.peak_bytes)
     }
 
-    fn session(&self) -> Result<Session, SessionError> {
+    fn session(&self) -> Result<Session> {
         let (settings, flops) = (self.settings.clone(), FlopCounter::default());
         Session::on_shapes(settings, &Memory::shapes(), self.target, flops)
     }

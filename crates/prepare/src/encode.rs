@@ -1,6 +1,7 @@
 //! Encodes documents as tokens.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::item::{Content, Item};
 use crate::json_lines;
 use crate::records::{Chat, Completion, Document};
@@ -37,7 +38,7 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    pub(crate) fn open(tokenizer: &Path, teaching: Teaching) -> Result<Encoder, PrepareError> {
+    pub(crate) fn open(tokenizer: &Path, teaching: Teaching) -> Result<Encoder> {
         let tokenizer = Tokenizer::open(tokenizer)?;
         let template = tokenizer.folder().map_or(Ok(None), ChatTemplate::open)?;
         Ok(Encoder {
@@ -49,7 +50,7 @@ impl Encoder {
 
     /// The tokens of an item; none for an empty document. A text ends with the end-of-text token, a conversation as its
     /// template ends it.
-    pub(crate) fn encode(&self, item: Item) -> Result<Option<Encoded>, PrepareError> {
+    pub(crate) fn encode(&self, item: Item) -> Result<Option<Encoded>> {
         let (starts, ends) = (item.starts, item.ends);
         let (place, document) = match item.content {
             Content::Text(text) => (None, Document::Text(text)),

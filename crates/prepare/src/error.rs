@@ -5,6 +5,9 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use tokenization::TokenizerError;
 
+/// A result with a [`PrepareError`], unless another error is named.
+pub type Result<T = (), E = PrepareError> = std::result::Result<T, E>;
+
 /// Why no data set was made.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]

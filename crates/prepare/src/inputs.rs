@@ -1,6 +1,7 @@
 //! Finds the files to read: the given files, and those in the given folders, in the order of their names.
 
 use crate::PrepareError;
+use crate::Result;
 use data::FileKind;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -76,7 +77,7 @@ impl Read for Counted {
 }
 
 /// All files of `paths`, with `-` for standard input. In folders, hidden files and links to folders are left out.
-pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
+pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>> {
     let mut inputs = Vec::new();
     for path in paths {
         if path == Path::new("-") {
@@ -98,7 +99,7 @@ pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
     Ok(inputs)
 }
 
-fn add(path: &Path, inputs: &mut Vec<Input>) -> Result<(), PrepareError> {
+fn add(path: &Path, inputs: &mut Vec<Input>) -> Result {
     let unreadable = |error| PrepareError::unreadable(&path.display().to_string())(error);
     let metadata = fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_dir() {

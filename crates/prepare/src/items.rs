@@ -1,6 +1,7 @@
 //! Reads all inputs, each according to its kind.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::inputs::{Input, is_named_json};
 use crate::item::Item;
 use crate::json_lines::{self, JsonLines};
@@ -56,7 +57,7 @@ impl<'a> Items<'a> {
     }
 
     /// Items of about `bytes` together; none after the last one.
-    pub(crate) fn batch(&mut self, bytes: usize) -> Result<Vec<Item>, PrepareError> {
+    pub(crate) fn batch(&mut self, bytes: usize) -> Result<Vec<Item>> {
         let (mut batch, mut held) = (Vec::new(), 0);
         while held < bytes
             && let Some(item) = self.next_item()?
@@ -67,7 +68,7 @@ impl<'a> Items<'a> {
         Ok(batch)
     }
 
-    fn next_item(&mut self) -> Result<Option<Item>, PrepareError> {
+    fn next_item(&mut self) -> Result<Option<Item>> {
         loop {
             let item = match &mut self.open {
                 None => None,
@@ -86,7 +87,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    fn source(&self, input: &Input) -> Result<Source, PrepareError> {
+    fn source(&self, input: &Input) -> Result<Source> {
         let file: Arc<str> = input.name().into();
         let path = input.path.as_deref();
         // Parquet describes its rows at the end, so it cannot be read as a stream.
@@ -118,7 +119,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    fn rows(&self, path: &Path, file: Arc<str>, bytes: u64) -> Result<Source, PrepareError> {
+    fn rows(&self, path: &Path, file: Arc<str>, bytes: u64) -> Result<Source> {
         self.read.fetch_add(bytes, Ordering::Relaxed);
         Ok(Source::Rows(ParquetRows::open(path, file, self.room)?))
     }

@@ -1,6 +1,7 @@
 //! JSONL: a document on each line.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::item::{Content, Item};
 use crate::record_room::RecordRoom;
 use crate::records::{DOCUMENTS, Document, Record};
@@ -27,7 +28,7 @@ impl JsonLines {
     }
 
     /// The next line that is not blank, unparsed.
-    pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Item>> {
         loop {
             let mut json = Vec::new();
             let read = self.room.read_line(&mut *self.reader, &mut json);

@@ -1,6 +1,7 @@
 //! A list of JSON objects, with a document in each element. Many data sets of instructions have this form.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::item::{Content, Item};
 use crate::record_room::RecordRoom;
 use data::BYTE_ORDER_MARK;
@@ -22,7 +23,7 @@ impl JsonList {
         mut reader: Box<dyn BufRead>,
         file: Arc<str>,
         room: RecordRoom,
-    ) -> Result<JsonList, PrepareError> {
+    ) -> Result<JsonList> {
         let mut before = Vec::new();
         let read = reader.read_until(b'[', &mut before);
         read.map_err(PrepareError::unreadable(&file))?;
@@ -38,7 +39,7 @@ impl JsonList {
     }
 
     /// The next element, unparsed.
-    pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Item>> {
         let json = self
             .element()
             .map_err(PrepareError::unreadable(&self.file))?;
@@ -55,7 +56,7 @@ impl JsonList {
     }
 
     /// Refuses a file that has more after its list.
-    fn refuse_more(&mut self) -> Result<(), PrepareError> {
+    fn refuse_more(&mut self) -> Result {
         let follows = self
             .follows()
             .map_err(PrepareError::unreadable(&self.file))?;
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
     use std::io::{BufReader, Cursor};
 
-    fn open(reader: impl BufRead + 'static) -> Result<JsonList, PrepareError> {
+    fn open(reader: impl BufRead + 'static) -> Result<JsonList> {
         JsonList::new(Box::new(reader), "a.json".into(), RecordRoom::ENDLESS)
     }
 

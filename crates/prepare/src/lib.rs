@@ -26,7 +26,7 @@ mod text_pieces;
 mod unfinished;
 mod warnings;
 
-pub use error::PrepareError;
+pub use error::{PrepareError, Result};
 pub use pipeline::{Options, Progress, prepare};
 pub use summary::{SplitSummary, Summary};
 pub use tokenization::{Teaching, Turns};

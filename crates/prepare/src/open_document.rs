@@ -1,6 +1,7 @@
 //! Holds a document until its split is known; a long one is held on the disk.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::encode::Encoded;
 use crate::shards::Shards;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -39,7 +40,7 @@ impl OpenDocument {
         }
     }
 
-    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
+    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result {
         let bytes: Vec<u8> = encoded
             .tokens
             .iter()
@@ -64,11 +65,7 @@ impl OpenDocument {
     }
 
     /// Writes `tokens` of it as a document of `shards`, with bytes of text in proportion.
-    pub(crate) fn write(
-        &mut self,
-        tokens: Range<u64>,
-        shards: &mut Shards,
-    ) -> Result<(), PrepareError> {
+    pub(crate) fn write(&mut self, tokens: Range<u64>, shards: &mut Shards) -> Result {
         let (whole, text_bytes) = (u128::from(self.tokens.max(1)), u128::from(self.text_bytes));
         let text = |before: u64| (text_bytes * u128::from(before) / whole) as u64;
         let failed = |error| PrepareError::unwritable(&self.folder)(error);

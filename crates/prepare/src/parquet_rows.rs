@@ -1,6 +1,7 @@
 //! Parquet: a document in each row, with the fields of JSONL as columns.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::item::{Content, Item};
 use crate::record_room::RecordRoom;
 use crate::records::{DOCUMENTS, Document, FIELDS, LISTS, Record};
@@ -25,11 +26,7 @@ pub(crate) struct ParquetRows {
 }
 
 impl ParquetRows {
-    pub(crate) fn open(
-        path: &Path,
-        file: Arc<str>,
-        room: RecordRoom,
-    ) -> Result<ParquetRows, PrepareError> {
+    pub(crate) fn open(path: &Path, file: Arc<str>, room: RecordRoom) -> Result<ParquetRows> {
         let opened = File::open(path).map_err(PrepareError::unreadable(&file))?;
         let bad = |reason: String| PrepareError::BadParquet {
             file: file.to_string(),
@@ -81,7 +78,7 @@ impl ParquetRows {
         })
     }
 
-    pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Item>> {
         let row = shielded(|| self.rows.next().transpose());
         let row = row.map_err(|reason| PrepareError::BadParquet {
             file: self.file.to_string(),

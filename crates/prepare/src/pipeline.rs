@@ -1,6 +1,7 @@
 //! Reads, encodes on several threads, and writes, all at the same time.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::encode::{Encoded, Encoder};
 use crate::inputs;
 use crate::item::Item;
@@ -59,7 +60,7 @@ pub struct Progress {
 pub fn prepare(
     options: &Options,
     mut progress: impl FnMut(Progress) -> ControlFlow<()>,
-) -> Result<Summary, PrepareError> {
+) -> Result<Summary> {
     check(options)?;
     let inputs = inputs::find(&options.inputs)?;
     let encoder = Encoder::open(&options.tokenizer, options.teaching)?;
@@ -81,7 +82,7 @@ pub fn prepare(
     Ok(summary)
 }
 
-fn threads(number: usize) -> Result<ThreadPool, PrepareError> {
+fn threads(number: usize) -> Result<ThreadPool> {
     let pool = ThreadPoolBuilder::new().num_threads(number).build();
     pool.map_err(|error| PrepareError::Threads {
         reason: error.to_string(),
@@ -95,7 +96,7 @@ fn write_all(
     pool: &ThreadPool,
     splits: &mut Splits,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(), PrepareError> {
+) -> Result {
     let total = items.total;
     let mut encoded = Vec::new();
     let mut batch = items.batch(BATCH)?;
@@ -124,7 +125,7 @@ fn write_all(
     write(encoded, splits)
 }
 
-fn check(options: &Options) -> Result<(), PrepareError> {
+fn check(options: &Options) -> Result {
     let Options {
         validation,
         shard_tokens,
@@ -144,16 +145,13 @@ fn check(options: &Options) -> Result<(), PrepareError> {
     check_free(out)
 }
 
-fn encode(encoder: &Encoder, batch: Vec<Item>) -> Vec<Result<Option<Encoded>, PrepareError>> {
+fn encode(encoder: &Encoder, batch: Vec<Item>) -> Vec<Result<Option<Encoded>>> {
     let items = batch.into_par_iter();
     items.map(|item| encoder.encode(item)).collect()
 }
 
 /// Writes a batch in the order of the inputs, so that the first error is the same for any number of threads.
-fn write(
-    encoded: Vec<Result<Option<Encoded>, PrepareError>>,
-    splits: &mut Splits,
-) -> Result<(), PrepareError> {
+fn write(encoded: Vec<Result<Option<Encoded>>>, splits: &mut Splits) -> Result {
     for encoded in encoded {
         if let Some(encoded) = encoded? {
             splits.warnings.add(&encoded);
@@ -164,7 +162,7 @@ fn write(
 }
 
 /// Copies the tokenizer's files. Returns the CRC-32 of tokenizer.json.
-fn copy_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<Option<u32>, PrepareError> {
+fn copy_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<Option<u32>> {
     let mut crc32 = None;
     for (file, name) in tokenizer.files() {
         let contents =
@@ -205,7 +203,7 @@ fn summarise(
     }
 }
 
-fn write_summary(folder: &Path, summary: &Summary) -> Result<(), PrepareError> {
+fn write_summary(folder: &Path, summary: &Summary) -> Result {
     let mut json = serde_json::to_vec_pretty(summary).expect("numbers and texts");
     json.push(b'\n');
     write_file(&Disk, folder, ListedShard::FILE, &json)?;

@@ -1,6 +1,6 @@
 //! Writes token files with a fixed number of tokens, each with its index.
 
-use crate::PrepareError;
+use crate::Result;
 use crate::encode::Encoded;
 use crate::summary::SplitSummary;
 use data::{ListedShard, ShardWriter};
@@ -36,7 +36,7 @@ impl Shards {
     }
 
     /// Appends tokens. Each shard gets bytes of text in proportion to its tokens.
-    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
+    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result {
         self.starts |= encoded.starts;
         let is_full = |shard: &mut ShardWriter| shard.tokens() >= self.capacity;
         if encoded.starts
@@ -83,7 +83,7 @@ impl Shards {
     }
 
     /// Finishes the last shard.
-    pub(crate) fn close(&mut self) -> Result<(), PrepareError> {
+    pub(crate) fn close(&mut self) -> Result {
         self.open.take().map_or(Ok(()), |shard| self.finish(shard))
     }
 
@@ -97,7 +97,7 @@ impl Shards {
         format!("{}-{:05}", self.name, self.total.shards.len())
     }
 
-    fn finish(&mut self, shard: ShardWriter) -> Result<(), PrepareError> {
+    fn finish(&mut self, shard: ShardWriter) -> Result {
         let (name, index) = (format!("{}.bin", self.stem()), shard.finish()?);
         let tokens = index.tokens;
         let masked = index.masked.iter().map(|range| range.end - range.start);

@@ -5,6 +5,7 @@
 //! document is held until the next one starts.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::encode::Encoded;
 use crate::open_document::OpenDocument;
 use crate::shards::Shards;
@@ -46,7 +47,7 @@ impl Splits {
     }
 
     /// Takes the next piece of the current document, or the first piece of the next one.
-    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
+    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result {
         if encoded.starts {
             self.release()?;
             let is_pair = encoded.is_pair;
@@ -71,7 +72,7 @@ impl Splits {
     }
 
     /// Writes a document that is still held, and finishes both splits.
-    pub(crate) fn finish(&mut self) -> Result<(), PrepareError> {
+    pub(crate) fn finish(&mut self) -> Result {
         if let Some(mut held) = self.held.take() {
             let tokens = held.tokens;
             let cut = match self.records {
@@ -91,7 +92,7 @@ impl Splits {
     }
 
     /// Writes the held document to the training split, because another one follows.
-    fn release(&mut self) -> Result<(), PrepareError> {
+    fn release(&mut self) -> Result {
         self.held.take().map_or(Ok(()), |mut held| {
             held.write(0..held.tokens, &mut self.train)
         })

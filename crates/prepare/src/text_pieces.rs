@@ -1,6 +1,7 @@
 //! Reads a text file, which is one document, in pieces that together have the tokens of the whole.
 
 use crate::PrepareError;
+use crate::Result;
 use crate::item::{Content, Item};
 use crate::record_room::RecordRoom;
 use data::BYTE_ORDER_MARK;
@@ -34,7 +35,7 @@ impl TextPieces {
         }
     }
 
-    pub(crate) fn next(&mut self, tokenizer: &Tokenizer) -> Result<Option<Item>, PrepareError> {
+    pub(crate) fn next(&mut self, tokenizer: &Tokenizer) -> Result<Option<Item>> {
         let mut wanted = PIECE;
         while self.fill(wanted)? {
             let text = self.text()?;
@@ -61,7 +62,7 @@ impl TextPieces {
     }
 
     /// Reads until `wanted` bytes are held; false if the file ends before.
-    fn fill(&mut self, wanted: usize) -> Result<bool, PrepareError> {
+    fn fill(&mut self, wanted: usize) -> Result<bool> {
         let Some(reader) = &mut self.reader else {
             return Ok(false);
         };
@@ -77,7 +78,7 @@ impl TextPieces {
     }
 
     /// The held text, without an incomplete character at its end.
-    fn text(&self) -> Result<&str, PrepareError> {
+    fn text(&self) -> Result<&str> {
         match std::str::from_utf8(&self.held) {
             Ok(text) => Ok(text),
             Err(error) if error.error_len().is_some() => Err(self.not_utf8(error.valid_up_to())),
@@ -114,7 +115,7 @@ impl TextPieces {
 mod tests {
     use super::*;
 
-    fn pieces(bytes: &[u8]) -> Result<Vec<Item>, PrepareError> {
+    fn pieces(bytes: &[u8]) -> Result<Vec<Item>> {
         let reader = Box::new(std::io::Cursor::new(bytes.to_vec()));
         let mut pieces = TextPieces::new(reader, "a.txt".into(), RecordRoom::ENDLESS);
         let bytes = Tokenizer::bytes();

@@ -1,6 +1,7 @@
 //! The folder that a data set is written into until it is complete.
 
 use crate::PrepareError;
+use crate::Result;
 use data::ListedShard;
 use files::{Disk, FileSystem, remove_tree};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -27,7 +28,7 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
-    pub(crate) fn create(out: &Path) -> Result<Unfinished, PrepareError> {
+    pub(crate) fn create(out: &Path) -> Result<Unfinished> {
         let failed = || PrepareError::unwritable(out);
         let is_inside = out.is_dir();
         let (path, absolute) = if is_inside {
@@ -64,7 +65,7 @@ impl Unfinished {
     }
 
     /// Renames the folder to `out`, or moves its files there, `dataset.json` last.
-    pub(crate) fn publish(&self) -> Result<(), PrepareError> {
+    pub(crate) fn publish(&self) -> Result {
         Disk.sync_folder(&self.path)
             .and_then(|()| match self.is_inside {
                 true => self.move_files(),
@@ -114,7 +115,7 @@ impl Drop for Unfinished {
 }
 
 /// An error unless nothing is at `out`, or an empty folder, or one with only what a killed command left.
-pub(crate) fn check_free(out: &Path) -> Result<(), PrepareError> {
+pub(crate) fn check_free(out: &Path) -> Result {
     let is_free = match fs::read_dir(out) {
         Ok(entries) => entries
             .flatten()

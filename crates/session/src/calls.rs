@@ -1,7 +1,7 @@
 //! Lists what a step asks a GPU to compute, without a GPU: for the rehearsal before the first step, and for estimates.
 
 use crate::shapes::shape_of_a_step;
-use crate::{Session, SessionError};
+use crate::{Result, Session};
 use kernels::cuda::{Call, Cuda, Gemm, Listed, Listing};
 use memory::Home;
 use settings::Settings;
@@ -21,8 +21,8 @@ pub struct StepCalls {
 /// Lists everything that a step asks a GPU to compute. Nothing is computed or allocated.
 ///
 /// # Errors
-/// [`SessionError::Config`] if no session can be made from the settings.
-pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls, SessionError> {
+/// [`SessionError::Config`](crate::SessionError::Config) if no session can be made from the settings.
+pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls> {
     let (mut session, listing) = listed(settings)?;
     let micro_batches: Rc<RefCell<Vec<_>>> = Rc::default();
     let (made, calls) = (micro_batches.clone(), listing.clone());
@@ -64,7 +64,7 @@ impl LibraryCalls {
 ///
 /// # Errors
 /// As [`calls_of_a_step`].
-pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> {
+pub fn library_calls(settings: &Settings) -> Result<LibraryCalls> {
     let (mut session, listing) = listed(settings)?;
     let mut calls = LibraryCalls::default();
     session.step(&shape_of_a_step(settings, settings.seq))?;
@@ -76,7 +76,7 @@ pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> 
 }
 
 /// A session that lists its calls, from its first step on.
-fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
+fn listed(settings: &Settings) -> Result<(Session, Listing)> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(settings.rank_of_all().number, &memory);
     let mut settings = settings.clone();

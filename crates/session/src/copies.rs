@@ -1,5 +1,6 @@
 //! Copies of a parameter's gradient and optimizer states.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::read_back::widened;
 use crate::session::Session;
@@ -24,17 +25,13 @@ impl Session {
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] if the gradient is gone,
     /// [`SessionError::Frozen`] if the parameter has none.
-    pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
+    pub fn gradient(&self, index: usize) -> Result<Vec<f32>> {
         let elements = self.model.layout().entries()[index].elements();
         self.gradient_of(index, 0..elements)
     }
 
     /// The same for some of its elements.
-    pub(crate) fn gradient_of(
-        &self,
-        index: usize,
-        elements: Range<usize>,
-    ) -> Result<Vec<f32>, SessionError> {
+    pub(crate) fn gradient_of(&self, index: usize, elements: Range<usize>) -> Result<Vec<f32>> {
         let layout = self.model.layout();
         self.check_has_gradient(index)?;
         let first = layout.entries()[index].offset;
@@ -45,7 +42,7 @@ impl Session {
     }
 
     /// An error if a parameter has no gradient between steps.
-    fn check_has_gradient(&self, index: usize) -> Result<(), SessionError> {
+    fn check_has_gradient(&self, index: usize) -> Result {
         let layout = self.model.layout();
         let entry = &layout.entries()[index];
         if !entry.role.is_trained() {
@@ -62,7 +59,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn copy_parameter(&self, index: usize, out: Out) -> Result<(), SessionError> {
+    pub fn copy_parameter(&self, index: usize, out: Out) -> Result {
         let range = self.weights.layout().entries()[index].range();
         match self.weights.on_device(&range) {
             Some(x) => self.copy(out, x),
@@ -74,7 +71,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::gradient`].
-    pub fn copy_gradient(&self, index: usize, out: Out) -> Result<(), SessionError> {
+    pub fn copy_gradient(&self, index: usize, out: Out) -> Result {
         let range = self.model.layout().entries()[index].range();
         self.check_has_gradient(index)?;
         match self.gradients.on_host(&range) {
@@ -83,12 +80,12 @@ impl Session {
         }
     }
 
-    fn copy(&self, out: Out, x: In) -> Result<(), SessionError> {
+    fn copy(&self, out: Out, x: In) -> Result {
         let out = out.reshape([x.elements()]);
         Ok(self.kernels.run(Copy { out, x })?)
     }
 
-    fn send(&self, out: Out, values: &[f32]) -> Result<(), SessionError> {
+    fn send(&self, out: Out, values: &[f32]) -> Result {
         Ok(self.kernels.upload(out, bytemuck::cast_slice(values))?)
     }
 
@@ -97,7 +94,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn states(&self, index: usize) -> Result<Vec<NamedStateCopy>, SessionError> {
+    pub fn states(&self, index: usize) -> Result<Vec<NamedStateCopy>> {
         let parameter = &self.model.layout().entries()[index];
         let range = parameter.range();
         let is_trained = parameter.role.is_trained();

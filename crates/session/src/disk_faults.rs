@@ -1,7 +1,7 @@
 //! Tests a disk that fails during a step, at every read and write in turn. The run must end with an error, and what was
 //! saved before must equal what a run without the fault saves.
 
-use crate::{Session, SessionError};
+use crate::{Result, Session, SessionError};
 use data::{MicroBatch, StepBatch};
 use fakes::{DiskFault, Faults};
 use files::TensorSource;
@@ -56,17 +56,13 @@ fn save(session: &Session) -> io::Result<Vec<u8>> {
 }
 
 /// Trains and saves after every step. Returns what was saved, and how the run ended.
-fn run(settings: &Settings, faults: &Faults) -> (Vec<Vec<u8>>, Result<(), SessionError>) {
+fn run(settings: &Settings, faults: &Faults) -> (Vec<Vec<u8>>, Result) {
     let mut saved = Vec::new();
     let outcome = train(settings, faults, &mut saved);
     (saved, outcome)
 }
 
-fn train(
-    settings: &Settings,
-    faults: &Faults,
-    saved: &mut Vec<Vec<u8>>,
-) -> Result<(), SessionError> {
+fn train(settings: &Settings, faults: &Faults, saved: &mut Vec<Vec<u8>>) -> Result {
     let mut session = Session::on_cpu(settings.clone(), &Memory::host())?;
     let folder = tempfile::tempdir().unwrap();
     let scratch = ScratchFolder::open(folder.path()).unwrap();

@@ -10,6 +10,9 @@ use settings::ConfigError;
 use std::path::PathBuf;
 use units::UnitError;
 
+/// A result with a [`SessionError`], unless another error is named.
+pub type Result<T = (), E = SessionError> = std::result::Result<T, E>;
+
 /// A session could not be made, or a step failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]

@@ -1,5 +1,6 @@
 //! The loss on data that the model is not trained on.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::losses::{from_last_stage, gather};
@@ -125,7 +126,7 @@ impl Forward<'_> {
         Ok((losses, self.memory.step_memory().phase_peaks.eval))
     }
 
-    fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>, SessionError> {
+    fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let batch = upload(memory, kernels, micro, None)?;
         let shape = [micro.rows];
@@ -138,7 +139,7 @@ impl Forward<'_> {
 
     /// Starts a micro-batch, and the read of the sum of its losses, which is none in a stage without the head. Where ranks share
     /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
-    fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>, SessionError> {
+    fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let parts = model.architecture().sharing.own_parts();
         let own = parts.each().map(|part| micro.part(part));
@@ -162,7 +163,7 @@ impl Forward<'_> {
     }
 
     /// The loss of this rank's parts of a micro-batch, of whose blocks' last the head follows.
-    fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading, SessionError> {
+    fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing;
         let parts = sharing.own_parts();
@@ -184,11 +185,7 @@ impl Forward<'_> {
     }
 
     /// Receives the input of a virtual stage's blocks, if another computes it.
-    fn receive_input(
-        &mut self,
-        virtual_stage: usize,
-        shape: BatchShape,
-    ) -> Result<(), SessionError> {
+    fn receive_input(&mut self, virtual_stage: usize, shape: BatchShape) -> Result {
         if virtual_stage == 0 {
             return Ok(());
         }
@@ -202,12 +199,7 @@ impl Forward<'_> {
     }
 
     /// Sends what a virtual stage's blocks made.
-    fn send_output(
-        &mut self,
-        virtual_stage: usize,
-        output: Buffer,
-        shape: BatchShape,
-    ) -> Result<(), SessionError> {
+    fn send_output(&mut self, virtual_stage: usize, output: Buffer, shape: BatchShape) -> Result {
         let mut neighbours = Neighbours::default();
         let input_of = virtual_stage + 1;
         neighbours.keep(carried(input_of), output);
@@ -220,7 +212,7 @@ impl Forward<'_> {
         neighbours: &mut Neighbours,
         shape: BatchShape,
         (input_of, is_sent): (usize, bool),
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let Some((pipeline, ranks)) = self.pipeline else {
             return Ok(());
         };
@@ -241,7 +233,7 @@ impl Forward<'_> {
     }
 
     /// A number that the last stage has.
-    fn of_last_stage(&self, ranks: &Ranks, number: f64) -> Result<f64, SessionError> {
+    fn of_last_stage(&self, ranks: &Ranks, number: f64) -> Result<f64> {
         let (memory, kernels) = (self.memory, self.kernels);
         let mut shared = memory.lease(Category::Temporary, "loss", [1], DType::F64)?;
         kernels.upload(shared.view_mut(), bytemuck::bytes_of(&number))?;
@@ -251,7 +243,7 @@ impl Forward<'_> {
         Ok(bytemuck::pod_read_unaligned(&kernels.finish_read(reading)?))
     }
 
-    fn finish(&self, reading: Option<Reading>) -> Result<f64, SessionError> {
+    fn finish(&self, reading: Option<Reading>) -> Result<f64> {
         let Some(reading) = reading else {
             return Ok(0.0);
         };

@@ -1,5 +1,6 @@
 //! Generates text: reads the prompts, then makes a token at a time for all sequences together.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::read_back::widened;
@@ -91,7 +92,7 @@ impl Sequence {
     }
 
     /// Draws the next token, if there is room for one. Returns none if it ends the sequence.
-    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Result<Option<u32>, SessionError> {
+    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Result<Option<u32>> {
         if self.is_done() {
             return Ok(None);
         }
@@ -129,7 +130,7 @@ impl Forward<'_> {
         prompts: &[Vec<u32>],
         wanted: &Generation,
         mut each: impl FnMut(usize, u32),
-    ) -> Result<Vec<Generated>, SessionError> {
+    ) -> Result<Vec<Generated>> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         let numbered = prompts.iter().enumerate();
         let sequences = numbered.map(|(number, prompt)| Sequence::new(number, prompt, wanted));
@@ -149,7 +150,7 @@ impl Forward<'_> {
     ///
     /// # Errors
     /// [`SessionError::OutOfMemory`] if it is refused.
-    pub fn cached_text(&self, window: usize) -> Result<CachedText, SessionError> {
+    pub fn cached_text(&self, window: usize) -> Result<CachedText> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         Ok(CachedText {
             cache: self.lease_cache(&[window])?,
@@ -176,7 +177,7 @@ impl Forward<'_> {
         (number, prompt): (usize, &[u32]),
         wanted: &Generation,
         mut each: impl FnMut(u32),
-    ) -> Result<Generated, SessionError> {
+    ) -> Result<Generated> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         let mut sequence = Sequence::new(number, prompt, wanted);
         sequence.cached = text.shared(prompt);
@@ -200,7 +201,7 @@ impl Forward<'_> {
         sequences: &mut [Sequence],
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         for (number, sequence) in sequences.iter_mut().enumerate() {
             let logits = self.read(cache, number, sequence)?;
             if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
@@ -225,7 +226,7 @@ impl Forward<'_> {
         cache: &mut KvCache,
         number: usize,
         sequence: &Sequence,
-    ) -> Result<Vec<f32>, SessionError> {
+    ) -> Result<Vec<f32>> {
         let (memory, kernels, model) = (self.memory, self.kernels, self.model);
         let prompt = &sequence.tokens;
         let (mut read, mut logits) = (sequence.cached, Vec::new());
@@ -242,11 +243,7 @@ impl Forward<'_> {
     }
 
     /// The logits `[b, v]` for the token after the last one of every sequence.
-    fn next(
-        &mut self,
-        cache: &mut KvCache,
-        sequences: &[Sequence],
-    ) -> Result<Vec<f32>, SessionError> {
+    fn next(&mut self, cache: &mut KvCache, sequences: &[Sequence]) -> Result<Vec<f32>> {
         let (memory, kernels, model) = (self.memory, self.kernels, self.model);
         let lengths: Vec<usize> = sequences.iter().map(|one| one.tokens.len()).collect();
         let last: Vec<u32> = sequences
@@ -266,7 +263,7 @@ impl Forward<'_> {
         sequences: &mut [Sequence],
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let model = self.model;
         for (number, sequence) in sequences.iter_mut().enumerate() {
             while !sequence.is_done() {
@@ -295,7 +292,7 @@ impl Forward<'_> {
         Batch::without_targets(self.memory, self.kernels, shape, &ids, positions)
     }
 
-    fn download(&self, logits: &Buffer) -> Result<Vec<f32>, SessionError> {
+    fn download(&self, logits: &Buffer) -> Result<Vec<f32>> {
         let elements = logits.dims().elements();
         Ok(widened(logits.dtype(), elements, |bytes| {
             self.kernels.download(bytes, logits.view())

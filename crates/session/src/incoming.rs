@@ -1,6 +1,6 @@
 //! Fills a model's weights, from files or freshly.
 
-use crate::error::SessionError;
+use crate::Result;
 use kernels::Kernels;
 use memory::Layout;
 use model::{
@@ -24,8 +24,8 @@ impl<'a> IncomingWeights<'a> {
     /// Sets values, beginning at an element of the arena, rounded as training rounds them, and their masters if there are any.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device fails.
-    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
+    /// [`SessionError::Kernel`](crate::SessionError::Kernel) if the device fails.
+    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result {
         if let Some(optimizer) = &mut self.optimizer {
             return Ok(optimizer.set_weights(self.kernels, self.weights, offset, values)?);
         }
@@ -38,8 +38,8 @@ impl<'a> IncomingWeights<'a> {
     /// because it is no part of the model ([`model::ModelWeights::skipped`]).
     ///
     /// # Errors
-    /// [`SessionError::Weights`] if a tensor is missing or has another shape.
-    pub fn import(&mut self, folder: &Path) -> Result<Option<String>, SessionError> {
+    /// [`SessionError::Weights`](crate::SessionError::Weights) if a tensor is missing or has another shape.
+    pub fn import(&mut self, folder: &Path) -> Result<Option<String>> {
         let wanted = self.weights.to_set();
         let (parameters, layout) = self.declared();
         import(folder, parameters, layout, &wanted, |part| match part {
@@ -54,7 +54,7 @@ impl<'a> IncomingWeights<'a> {
     ///
     /// # Errors
     /// As [`IncomingWeights::import`].
-    pub fn import_adapter(&mut self, folder: &Path) -> Result<(), SessionError> {
+    pub fn import_adapter(&mut self, folder: &Path) -> Result {
         let held = self.weights.held();
         let (parameters, layout) = self.declared();
         import_adapter(folder, parameters, layout, &held, |offset, values| {
@@ -65,8 +65,8 @@ impl<'a> IncomingWeights<'a> {
     /// Fills the model with fresh weights.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device fails.
-    pub fn initialise(&mut self, fresh: Fresh) -> Result<(), SessionError> {
+    /// [`SessionError::Kernel`](crate::SessionError::Kernel) if the device fails.
+    pub fn initialise(&mut self, fresh: Fresh) -> Result {
         let order = self.drawing_order();
         let (parameters, layout) = self.declared();
         initialise(parameters, layout, fresh, order, |offset, values| {
@@ -78,7 +78,7 @@ impl<'a> IncomingWeights<'a> {
     ///
     /// # Errors
     /// As [`IncomingWeights::initialise`].
-    pub fn initialise_factors(&mut self, fresh: Fresh) -> Result<(), SessionError> {
+    pub fn initialise_factors(&mut self, fresh: Fresh) -> Result {
         let order = self.drawing_order();
         let (parameters, layout) = self.declared();
         initialise_factors(parameters, layout, fresh, order, |offset, values| {

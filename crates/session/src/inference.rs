@@ -1,6 +1,6 @@
 //! A model for evaluation or generation, without gradients and optimizer states.
 
-use crate::error::SessionError;
+use crate::Result;
 use crate::forward::Forward;
 use crate::incoming::IncomingWeights;
 use crate::orders::Orders;
@@ -29,8 +29,8 @@ impl Inference {
     /// A model on the CPU. Its weights are zero until they are set.
     ///
     /// # Errors
-    /// [`SessionError::OutOfMemory`] if the weights do not fit.
-    pub fn on_cpu(settings: &Settings, memory: &Memory) -> Result<Inference, SessionError> {
+    /// [`SessionError::OutOfMemory`](crate::SessionError::OutOfMemory) if the weights do not fit.
+    pub fn on_cpu(settings: &Settings, memory: &Memory) -> Result<Inference> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let kernels = Box::new(Cpu::new(memory, settings.dtype)?);
         Inference::on_kernels(settings, memory, kernels)
@@ -40,11 +40,7 @@ impl Inference {
     ///
     /// # Errors
     /// As [`Inference::on_cpu`].
-    pub fn on_shapes(
-        settings: &Settings,
-        memory: &Memory,
-        target: Target,
-    ) -> Result<Inference, SessionError> {
+    pub fn on_shapes(settings: &Settings, memory: &Memory, target: Target) -> Result<Inference> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let kernels = Meta::new(memory, target, settings.dtype, FlopCounter::default())?;
         Inference::on_kernels(settings, memory, Box::new(kernels))
@@ -59,7 +55,7 @@ impl Inference {
         settings: &Settings,
         memory: &Memory,
         kernels: Box<Kernels>,
-    ) -> Result<Inference, SessionError> {
+    ) -> Result<Inference> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         // Products in FP8 and parts of sequences are training's alone.
         let of_inference = Settings {

@@ -43,7 +43,7 @@ mod weights;
 
 pub use calls::{LibraryCalls, StepCalls, calls_of_a_step, library_calls};
 pub use copies::NamedStateCopy;
-pub use error::{OptimizerStateError, SessionError};
+pub use error::{OptimizerStateError, Result, SessionError};
 pub use evaluation::Evaluation;
 pub use forward::Forward;
 pub use generation::{CachedText, Generated, Generation, PROMPT_CHUNK};

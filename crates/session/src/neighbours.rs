@@ -6,7 +6,7 @@
 //! | the computation | the exchange that brings its input ([`CAME`]) | it reads what has not come |
 //! | the computation, a pass later | the exchange ([`SENT`]) | the next lease there overwrites what is being sent |
 
-use crate::error::SessionError;
+use crate::Result;
 use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Layer, Memory, Phase};
 use model::{BatchShape, Model, SavedActivations};
@@ -73,7 +73,7 @@ impl Neighbours {
         at: StageBetweenPasses,
         transfers: &[Handover],
         shape: impl Fn(usize) -> BatchShape,
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for transfer in transfers {
             let of = transfer.of;
@@ -144,7 +144,7 @@ fn lease(
     is_gradient: bool,
     layer: usize,
     shape: BatchShape,
-) -> Result<Buffer, SessionError> {
+) -> Result<Buffer> {
     if is_gradient {
         let _place = at.memory.enter(Phase::Backward, Layer::Block(layer - 1));
         let (dims, dtype) = at.model.input_of_block(shape);

@@ -1,6 +1,6 @@
 //! Sessions before their first step: what lives across steps is leased.
 
-use crate::error::SessionError;
+use crate::Result;
 use crate::losses::Losses;
 use crate::orders::{Orders, UnitOrder};
 use crate::routers::Routers;
@@ -26,8 +26,8 @@ impl Session {
     /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
     ///
     /// # Errors
-    /// [`SessionError::OutOfMemory`] if what lives across steps does not fit.
-    pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, SessionError> {
+    /// [`SessionError::OutOfMemory`](crate::SessionError::OutOfMemory) if what lives across steps does not fit.
+    pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let dtype = settings.narrowest_dtype();
         let kernels = match &settings.ranks {
@@ -46,7 +46,7 @@ impl Session {
         memory: &Memory,
         target: Target,
         flops: FlopCounter,
-    ) -> Result<Session, SessionError> {
+    ) -> Result<Session> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let dtype = settings.narrowest_dtype();
         let kernels =
@@ -62,16 +62,12 @@ impl Session {
         settings: Settings,
         memory: &Memory,
         kernels: Box<Kernels>,
-    ) -> Result<Session, SessionError> {
+    ) -> Result<Session> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         Session::new(settings, memory, kernels)
     }
 
-    fn new(
-        settings: Settings,
-        memory: &Memory,
-        kernels: Box<Kernels>,
-    ) -> Result<Session, SessionError> {
+    fn new(settings: Settings, memory: &Memory, kernels: Box<Kernels>) -> Result<Session> {
         let architecture = settings.architecture();
         let layout = Rc::new(settings.layout(&architecture)?);
         let dtype = settings.dtype;
@@ -169,7 +165,7 @@ impl Session {
 }
 
 /// The order in which passes use units of weights that come and go.
-fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
+fn orders(settings: &Settings, model: &Model) -> Result<Orders> {
     let ranks = settings.ranks.as_ref();
     let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
     if settings.homes.weights == Home::Device && !is_divided {
@@ -181,9 +177,7 @@ fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
 
 /// The orders in which the passes of a micro-batch use units, replays included. They depend on the policy, on how many parts of it a
 /// rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
-fn orders_of_a_step(
-    settings: &Settings,
-) -> Result<HashMap<(PassKind, usize), UnitOrder>, SessionError> {
+fn orders_of_a_step(settings: &Settings) -> Result<HashMap<(PassKind, usize), UnitOrder>> {
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,

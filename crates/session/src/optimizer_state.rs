@@ -1,7 +1,8 @@
 //! Reads optimizer states from a checkpoint's files. A run with other formats can read them too: they are converted
 //! through f32.
 
-use crate::error::{OptimizerStateError, SessionError};
+use crate::Result;
+use crate::error::OptimizerStateError;
 use crate::session::Session;
 use files::Tensors;
 use memory::DType;
@@ -13,8 +14,8 @@ impl Session {
     /// takes what this rank keeps. The weights that were saved with them must already be loaded.
     ///
     /// # Errors
-    /// [`SessionError::OptimizerState`] if a file is damaged, or belongs to another model.
-    pub fn import_optimizer(&mut self, folder: &Path) -> Result<(), SessionError> {
+    /// [`SessionError::OptimizerState`](crate::SessionError::OptimizerState) if a file is damaged, or belongs to another model.
+    pub fn import_optimizer(&mut self, folder: &Path) -> Result {
         let tensors = Tensors::open_folder(folder, "optimizer");
         let tensors = tensors.map_err(OptimizerStateError::Files)?;
         // A tensor, if its type is known. The optimizer decides whether it belongs to a state.

@@ -1,7 +1,7 @@
 //! The passes of a step's micro-batches, in the order of this rank's stage of a pipeline, and what is exchanged between them. Without a
 //! pipeline each micro-batch goes forward and backward at once.
 
-use crate::error::SessionError;
+use crate::Result;
 use crate::graphs::section;
 use crate::losses::CurrentLoss;
 use crate::neighbours::{Neighbours, StageBetweenPasses};
@@ -84,7 +84,7 @@ impl Session {
         lent: Option<LentTokens>,
         counted: usize,
         beside: &mut UpdateTraffic,
-    ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
+    ) -> Result<(ReplayCounts, StepTraffic)> {
         let mut passes = Passes {
             own: own(&self.settings, step).collect(),
             micro_batches: step.micro.len(),
@@ -121,11 +121,7 @@ impl Session {
     }
 
     /// All passes of a step, in the order of this stage's schedule, and the exchanges between them.
-    fn run_tasks(
-        &mut self,
-        passes: &mut Passes,
-        beside: &mut UpdateTraffic,
-    ) -> Result<(), SessionError> {
+    fn run_tasks(&mut self, passes: &mut Passes, beside: &mut UpdateTraffic) -> Result {
         let schedule = self.settings.schedule_of_stage(passes.own.len());
         for task in &schedule.tasks {
             for transfers in &task.exchanges {
@@ -141,11 +137,7 @@ impl Session {
         Ok(passes.neighbours.give_back(&*self.kernels)?)
     }
 
-    fn exchange(
-        &mut self,
-        passes: &mut Passes,
-        transfers: &[Handover],
-    ) -> Result<(), SessionError> {
+    fn exchange(&mut self, passes: &mut Passes, transfers: &[Handover]) -> Result {
         let (Some(ranks), Some(pipeline)) = (&self.settings.ranks, &self.settings.pipeline) else {
             return Ok(());
         };
@@ -175,7 +167,7 @@ impl Session {
         task: &StageTask,
         passes: &mut Passes,
         beside: &mut UpdateTraffic,
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let _place = self.memory.enter(Phase::Forward, Layer::Whole);
         let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
         let gathered_before = self.weights.traffic_of_update_in_passes();
@@ -194,11 +186,7 @@ impl Session {
         Ok(())
     }
 
-    fn add_deferred_gradients(
-        &mut self,
-        task: OrderedTask,
-        passes: &mut Passes,
-    ) -> Result<(), SessionError> {
+    fn add_deferred_gradients(&mut self, task: OrderedTask, passes: &mut Passes) -> Result {
         if (self.stop)() {
             return Err(ModelError::Stopped.into());
         }
@@ -218,7 +206,7 @@ impl Session {
         table: usize,
         passes: &mut Passes,
         beside: &mut UpdateTraffic,
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let (index, count) = (task.micro_batch, passes.own.len());
         let layers = self.layers_of(task);
         let table = self.saved.table_of(layers.start, table);
@@ -252,7 +240,7 @@ impl Session {
     }
 
     /// Gives back the device memory of what the last block offloaded, a pass after its copies began.
-    fn give_back_left(&mut self, leaving: &mut Option<(usize, usize)>) -> Result<(), SessionError> {
+    fn give_back_left(&mut self, leaving: &mut Option<(usize, usize)>) -> Result {
         if let Some((table, layer)) = leaving.take() {
             self.saved.use_table(table);
             self.saved.give_back_left(&*self.kernels, layer)?;
@@ -261,11 +249,7 @@ impl Session {
     }
 
     /// Leases and uploads a micro-batch.
-    fn begin_micro_batch(
-        &mut self,
-        passes: &Passes,
-        index: usize,
-    ) -> Result<BegunMicroBatch, SessionError> {
+    fn begin_micro_batch(&mut self, passes: &Passes, index: usize) -> Result<BegunMicroBatch> {
         let (number, parts) = passes.own[index];
         let section = section(&self.settings, (index, passes.own.len()), &parts[0]);
         // Tokens of parts are not contiguous in what is lent.
@@ -276,7 +260,7 @@ impl Session {
         let batches = parts.iter().zip(number..);
         let sites = &passes.dropout_sites;
         let batches = batches.map(|(part, number)| self.batch((number, part), sites, lent));
-        let batches = batches.collect::<Result<Vec<_>, SessionError>>()?;
+        let batches = batches.collect::<Result<Vec<_>>>()?;
         let reference = self.reference(&batches, &parts[0])?;
         Ok(BegunMicroBatch {
             batches,
@@ -291,7 +275,7 @@ impl Session {
         (number, micro): (usize, &MicroBatch),
         dropout_sites: &[(usize, DropoutSite)],
         lent: Option<LentTokens>,
-    ) -> Result<Batch, SessionError> {
+    ) -> Result<Batch> {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let architecture = self.model.architecture();
         let mut batch = upload(memory, kernels, micro, lent)?;
@@ -313,7 +297,7 @@ impl Session {
         begun: &BegunMicroBatch,
         passes: &mut Passes,
         beside: &mut UpdateTraffic,
-    ) -> Result<(), SessionError> {
+    ) -> Result {
         let (index, count) = (task.micro_batch, passes.own.len());
         if kind.is_backward() {
             self.gradients.begin_micro_batch(task.virtual_stage);
@@ -399,11 +383,7 @@ impl Session {
 
     /// `[rows]` f32: the sum of the losses of each of a micro-batch's sequences under the model that the training began with. It
     /// is known, or made by a forward pass without adapters. None without preferences.
-    fn reference(
-        &mut self,
-        batches: &[Batch],
-        micro: &MicroBatch,
-    ) -> Result<Option<Buffer>, SessionError> {
+    fn reference(&mut self, batches: &[Batch], micro: &MicroBatch) -> Result<Option<Buffer>> {
         if self.settings.preferences.is_none() {
             return Ok(None);
         }

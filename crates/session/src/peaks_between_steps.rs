@@ -1,7 +1,7 @@
 //! The work between steps with empty inputs: for plans, and for rehearsals of matrix products.
 
 use crate::shapes::{lengths, shape_of_a_micro_batch, shape_of_a_step};
-use crate::{Generation, Sampling, Session, SessionError};
+use crate::{Generation, Result, Sampling, Session, SessionError};
 
 /// The most live device bytes of the work between steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn between_steps_on_shapes(&mut self) -> Result<PeaksBetween, SessionError> {
+    pub fn between_steps_on_shapes(&mut self) -> Result<PeaksBetween> {
         let planned = self.settings.between;
         let lengths = lengths(&self.settings);
         // Shorter steps need no more than the longest, but placement may lose more of the slab.

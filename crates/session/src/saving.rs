@@ -1,6 +1,6 @@
 //! The state of a session for a checkpoint.
 
-use crate::error::SessionError;
+use crate::Result;
 use crate::session::Session;
 use crate::snapshot::{SessionState, StateOnDevice, StateOnHost, several};
 use files::{PieceSource, TensorSource, piece_file_bytes, tensor_file_bytes};
@@ -26,8 +26,8 @@ impl Session {
     /// dropped, so the thread that holds that copy must not call this. No update may be pending.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device failed.
-    pub fn copy_state(&mut self) -> Result<Option<StateOnHost>, SessionError> {
+    /// [`SessionError::Kernel`](crate::SessionError::Kernel) if the device failed.
+    pub fn copy_state(&mut self) -> Result<Option<StateOnHost>> {
         let Some(mut place) = self.copy_place.take() else {
             return Ok(None);
         };

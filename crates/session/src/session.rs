@@ -1,5 +1,6 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::evaluation::Evaluation;
 use crate::forward::Forward;
@@ -70,7 +71,7 @@ impl Session {
     /// [`SessionError::OutOfMemory`] if a lease is refused: nothing is updated then, and every lease is given back. With two
     /// exceptions: a step whose update was refused a lease is made, and [`Session::finish_step`] completes it; one that
     /// releases gradients and fails in its backward pass has updated some of the weights, and cannot be made again.
-    pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome, SessionError> {
+    pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome> {
         self.step_of(batch, None)
     }
 
@@ -80,19 +81,11 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn step_lent(
-        &mut self,
-        batch: &StepBatch,
-        lent: LentTokens,
-    ) -> Result<StepOutcome, SessionError> {
+    pub fn step_lent(&mut self, batch: &StepBatch, lent: LentTokens) -> Result<StepOutcome> {
         self.step_of(batch, Some(lent))
     }
 
-    fn step_of(
-        &mut self,
-        batch: &StepBatch,
-        lent: Option<LentTokens>,
-    ) -> Result<StepOutcome, SessionError> {
+    fn step_of(&mut self, batch: &StepBatch, lent: Option<LentTokens>) -> Result<StepOutcome> {
         self.start_step_of(batch, lent)?;
         let outcome = self.finish_step()?;
         Ok(outcome.expect("a step was started"))
@@ -104,15 +97,11 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn start_step(&mut self, batch: &StepBatch) -> Result<(), SessionError> {
+    pub fn start_step(&mut self, batch: &StepBatch) -> Result {
         self.start_step_of(batch, None)
     }
 
-    fn start_step_of(
-        &mut self,
-        batch: &StepBatch,
-        lent: Option<LentTokens>,
-    ) -> Result<(), SessionError> {
+    fn start_step_of(&mut self, batch: &StepBatch, lent: Option<LentTokens>) -> Result {
         self.refuse_half_updated()?;
         self.memory.begin_step();
         self.gradients.begin_step();
@@ -190,7 +179,7 @@ impl Session {
     }
 
     /// Moves the biases of routers, and sends for their choices.
-    fn choices(&mut self) -> Result<Option<PendingChoices>, SessionError> {
+    fn choices(&mut self) -> Result<Option<PendingChoices>> {
         let (Some(routers), Some(own)) = (&self.routers, self.saved.all_statistics()) else {
             return Ok(None);
         };
@@ -201,7 +190,7 @@ impl Session {
 
     /// Adds up the underflows of FP8 in the step, and sends for them. Comes before the update: weights that are gathered after it would be
     /// waited for.
-    fn underflows(&mut self) -> Result<Option<PendingNumbers>, SessionError> {
+    fn underflows(&mut self) -> Result<Option<PendingNumbers>> {
         let Some(own) = self.saved.count_underflows(&*self.kernels)? else {
             return Ok(None);
         };
@@ -240,7 +229,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device failed.
-    pub fn finish_step(&mut self) -> Result<Option<StepOutcome>, SessionError> {
+    pub fn finish_step(&mut self) -> Result<Option<StepOutcome>> {
         self.finish_update()?;
         self.finish_in_flight()?;
         Ok(self.finished.take())
@@ -248,7 +237,7 @@ impl Session {
 
     /// Waits for the step in flight, if there is one. The number of updates counts it from then on: what a further
     /// update depends on.
-    pub(crate) fn finish_in_flight(&mut self) -> Result<(), SessionError> {
+    pub(crate) fn finish_in_flight(&mut self) -> Result {
         let Some(in_flight) = self.in_flight.take() else {
             return Ok(());
         };
@@ -283,12 +272,12 @@ impl Session {
         prompts: &[Vec<u32>],
         wanted: &Generation,
         each: impl FnMut(usize, u32),
-    ) -> Result<Vec<Generated>, SessionError> {
+    ) -> Result<Vec<Generated>> {
         self.between_steps()?.generate(prompts, wanted, each)
     }
 
     /// What forward passes between two steps work with: the step before is done then, its update included.
-    fn between_steps(&mut self) -> Result<Forward<'_>, SessionError> {
+    fn between_steps(&mut self) -> Result<Forward<'_>> {
         self.finish_update()?;
         self.finish_in_flight()?;
         let ranks = self.settings.ranks.as_ref();

@@ -1,6 +1,6 @@
 //! The file of optimizer states that live on a disk.
 
-use crate::error::SessionError;
+use crate::Result;
 use memory::{Home, Memory, Rank};
 use optim::Optimizer;
 use scratch::ScratchFolder;
@@ -12,7 +12,7 @@ pub(crate) fn states_file(
     memory: &Memory,
     rank: Rank,
     optimizer: &mut Optimizer,
-) -> Result<Option<ScratchFolder>, SessionError> {
+) -> Result<Option<ScratchFolder>> {
     let (Home::Disk(path), Some(bytes), false) = (home, optimizer.disk_bytes(), memory.is_shapes())
     else {
         return Ok(None);

@@ -1,5 +1,6 @@
 //! Updates at the end of a step or in its backward pass, and makes early an update that a forward pass would make.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::session::Session;
 use crate::step_traffic::{Count, StepTraffic};
@@ -9,7 +10,7 @@ use optim::StepNumbers;
 
 impl Session {
     /// Makes the pending update, and waits until all that is offloaded is back in its home.
-    pub(crate) fn finish_update(&mut self) -> Result<(), SessionError> {
+    pub(crate) fn finish_update(&mut self) -> Result {
         self.refuse_half_updated()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
@@ -28,7 +29,7 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn refuse_half_updated(&self) -> Result<(), SessionError> {
+    pub(crate) fn refuse_half_updated(&self) -> Result {
         match self.is_half_updated {
             true => Err(SessionError::HalfUpdated),
             false => Ok(()),
@@ -36,7 +37,7 @@ impl Session {
     }
 
     /// Makes the pending updates part by part, with each part's weights on the device.
-    fn update_parts(&mut self) -> Result<(), SessionError> {
+    fn update_parts(&mut self) -> Result {
         let updated = self.update_with_weights();
         if updated.is_err() {
             self.weights.abandon(&*self.kernels)?;
@@ -44,7 +45,7 @@ impl Session {
         updated
     }
 
-    fn update_with_weights(&mut self) -> Result<(), SessionError> {
+    fn update_with_weights(&mut self) -> Result {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let (weights, gradients) = (&mut self.weights, &self.gradients);
         if self.optimizer.is_pending() && weights.is_on_host() {
@@ -68,7 +69,7 @@ impl Session {
     }
 
     /// Makes the update of a step whose gradients are complete, except what the next forward pass updates.
-    pub(crate) fn update(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
+    pub(crate) fn update(&mut self, crossed: &mut StepTraffic) -> Result {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
         let numbers = self.next_numbers();
@@ -93,7 +94,7 @@ impl Session {
 
     /// Sends the numbers for the update in the backward pass. Finishes the previous step first, because they depend on
     /// the number of updates.
-    pub(crate) fn begin_released(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
+    pub(crate) fn begin_released(&mut self, crossed: &mut StepTraffic) -> Result {
         self.finish_in_flight()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();

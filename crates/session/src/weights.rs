@@ -1,5 +1,6 @@
 //! Loads and exports a session's weights.
 
+use crate::Result;
 use crate::error::SessionError;
 use crate::incoming::IncomingWeights;
 use crate::read_back::widened;
@@ -32,7 +33,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
+    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result {
         self.incoming().set_values(offset, values)
     }
 
@@ -40,7 +41,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn initialise(&mut self, seed: u64) -> Result<(), SessionError> {
+    pub fn initialise(&mut self, seed: u64) -> Result {
         let deviation = self.settings.model.init_std;
         self.incoming().initialise(Fresh { deviation, seed })
     }
@@ -49,7 +50,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::initialise`].
-    pub fn initialise_factors(&mut self, seed: u64) -> Result<(), SessionError> {
+    pub fn initialise_factors(&mut self, seed: u64) -> Result {
         let deviation = self.settings.model.init_std;
         self.incoming()
             .initialise_factors(Fresh { deviation, seed })
@@ -65,11 +66,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export(
-        &mut self,
-        folder: &Path,
-        files: &[(String, Vec<u8>)],
-    ) -> Result<(), SessionError> {
+    pub fn export(&mut self, folder: &Path, files: &[(String, Vec<u8>)]) -> Result {
         let (parameters, indices) = self.exported();
         let dtype = self.weights.dtype();
         let has_adapters = self.settings.lora.is_some();
@@ -125,7 +122,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export_gradients(&self, path: &Path) -> Result<(), SessionError> {
+    pub fn export_gradients(&self, path: &Path) -> Result {
         let folder = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let parameters = self.model.architecture().parameters.trained();
@@ -147,7 +144,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn parameter(&self, index: usize) -> Result<Vec<f32>, SessionError> {
+    pub fn parameter(&self, index: usize) -> Result<Vec<f32>> {
         let range = self.weights.layout().entries()[index].range();
         let (dtype, elements) = (self.weights.dtype_of(&range), range.len());
         Ok(widened(dtype, elements, |bytes| {
@@ -197,7 +194,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Gathers what has not been gathered yet, because other ranks wait for it.
-    fn rest(&mut self) -> Result<(), SessionError> {
+    fn rest(&mut self) -> Result {
         while self.gathers && self.read < self.order.len() {
             self.turn_to_next()?;
         }
@@ -205,7 +202,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Some elements of a parameter, which is the current one or comes later in the order.
-    fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>, SessionError> {
+    fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>> {
         while self.current() != Some(index) {
             self.turn_to_next()?;
         }
@@ -231,7 +228,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Moves to the next parameter, and gathers it.
-    fn turn_to_next(&mut self) -> Result<(), SessionError> {
+    fn turn_to_next(&mut self) -> Result {
         self.finish_current()?;
         let index = self.order[self.read];
         self.read += 1;
@@ -242,7 +239,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn finish_current(&mut self) -> Result<(), SessionError> {
+    fn finish_current(&mut self) -> Result {
         if self
             .current()
             .and_then(|index| self.unit_of(index))
@@ -254,7 +251,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn end(mut self) -> Result<(), SessionError> {
+    fn end(mut self) -> Result {
         if self.gathers {
             self.finish_current()?;
             self.weights.end_pass(self.kernels)?;
@@ -266,10 +263,10 @@ impl<'a> Reader<'a> {
 /// Passes tensors to `write` as a source that reads them in chunks.
 fn write_chunks(
     parameters: &Parameters,
-    bytes: impl Fn(usize, Range<usize>) -> Result<Vec<u8>, SessionError>,
+    bytes: impl Fn(usize, Range<usize>) -> Result<Vec<u8>>,
     dtype: DType,
     write: impl FnOnce(&dyn TensorSource) -> Result<(), WeightsError>,
-) -> Result<(), SessionError> {
+) -> Result {
     let failed = Cell::new(None);
     let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
         let bytes = bytes(index, elements).map_err(|error| {

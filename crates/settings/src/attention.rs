@@ -3,6 +3,7 @@
 use super::choices::AttentionBackend;
 use super::error::ConfigError;
 use super::schema::Config;
+use crate::Result;
 use data::Packing;
 use kernels::Target;
 use kernels::cuda::flash_shared_bytes;
@@ -43,11 +44,7 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
 ///
 /// # Errors
 /// [`ConfigError::Contradiction`] with what to do.
-pub fn check_shared_memory(
-    config: &Config,
-    gpu: &str,
-    has_bytes: usize,
-) -> Result<(), ConfigError> {
+pub fn check_shared_memory(config: &Config, gpu: &str, has_bytes: usize) -> Result {
     let target = config.device().target();
     if attention(config) != Attention::Flash || target != Target::Cuda {
         return Ok(());

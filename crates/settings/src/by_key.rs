@@ -1,10 +1,10 @@
 //! Reads a configuration by its keys.
 
 use super::dotted;
-use super::error::ConfigError;
 use super::key::Key;
 use super::keys::KEYS;
 use super::schema::Config;
+use crate::Result;
 use toml::{Table, Value};
 
 /// A key, and its values in two configurations.
@@ -15,7 +15,7 @@ impl Config {
     ///
     /// # Errors
     /// If a value cannot be written in TOML.
-    pub fn values(&self) -> Result<Vec<(&'static Key, Value)>, ConfigError> {
+    pub fn values(&self) -> Result<Vec<(&'static Key, Value)>> {
         let table = Table::try_from(self)?;
         let value = |key: &'static Key| Some((key, dotted::get(&table, key.name)?.clone()));
         Ok(KEYS.iter().filter_map(value).collect())
@@ -25,7 +25,7 @@ impl Config {
     ///
     /// # Errors
     /// If a value cannot be written in TOML.
-    pub(crate) fn differences(&self, other: &Config) -> Result<Vec<Difference>, ConfigError> {
+    pub(crate) fn differences(&self, other: &Config) -> Result<Vec<Difference>> {
         let [here, there] = [Table::try_from(self)?, Table::try_from(other)?];
         let both = KEYS.iter().map(|key| {
             let value = |table| dotted::get(table, key.name).cloned();

@@ -1,5 +1,6 @@
 //! Refuses configurations with parts that are not built, and with contradictory settings.
 
+use crate::Result;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -26,11 +27,7 @@ const MOST_OF_SCORES: f64 = 1e18;
 ///
 /// # Errors
 /// For the first such value, as it was given.
-pub fn built(
-    config: &Config,
-    places: &BTreeMap<String, String>,
-    trains: bool,
-) -> Result<(), ConfigError> {
+pub fn built(config: &Config, places: &BTreeMap<String, String>, trains: bool) -> Result {
     let on_gpu = matches!(config.train.device, Some(Device::Cuda { .. }));
     let refused = [
         (
@@ -67,7 +64,7 @@ pub fn built(
 ///
 /// # Errors
 /// For the first contradiction, with what to write instead.
-pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
+pub fn contradictions(config: &Config) -> Result {
     let Config {
         lr, data, train, ..
     } = config;
@@ -113,7 +110,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// The first of these, with what to write instead.
-pub fn model(config: &Config) -> Result<(), ConfigError> {
+pub fn model(config: &Config) -> Result {
     config.model.validate()?;
     dpo::check_model(config)?;
     fp8::check_model(config)?;
@@ -121,7 +118,7 @@ pub fn model(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses to give gradients back in the backward pass that the step still needs.
-fn release(config: &Config) -> Result<(), ConfigError> {
+fn release(config: &Config) -> Result {
     let (optim, offload) = (&config.optim, &config.offload);
     if optim.release == Release::Step {
         return Ok(());
@@ -165,7 +162,7 @@ fn release(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses formats that Adafactor's states cannot have, and numbers that it cannot divide by.
-fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
+fn adafactor(optim: &OptimConfig) -> Result {
     /// The root of the smallest normal f32. The square of a smaller number is 0 or inexact, and 0 / 0 is no update.
     const LEAST_EPS: f64 = 1.1e-19;
     if optim.state_dtype != MomentFormat::F32 {
@@ -192,7 +189,7 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
 }
 
 /// Refuses options for evaluations and checkpoints if there are none.
-fn between_steps(config: &Config) -> Result<(), ConfigError> {
+fn between_steps(config: &Config) -> Result {
     let Config {
         checkpoint, eval, ..
     } = config;
@@ -210,7 +207,7 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses to pack documents if there are none, or if attention would look across them.
-fn packing(config: &Config) -> Result<(), ConfigError> {
+fn packing(config: &Config) -> Result {
     let (data, backend) = (&config.data, config.attention.backend);
     if config.packing() != Packing::Concatenate && data.path.is_none() {
         return refused(format!(
@@ -229,7 +226,7 @@ fn packing(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses what does not go with a mixture of experts.
-fn experts(config: &Config) -> Result<(), ConfigError> {
+fn experts(config: &Config) -> Result {
     let model = &config.model;
     let has_bias = model
         .experts
@@ -267,7 +264,7 @@ const NOT_IN_STAGES: &str = "--recompute auto compares steps of whole models, an
                                  --recompute full, or a list of labels, or take --pp 1";
 
 /// Refuses an automatic choice without anything to choose by, and what it would decide itself.
-fn automatic(config: &Config) -> Result<(), ConfigError> {
+fn automatic(config: &Config) -> Result {
     let Config {
         recompute, memory, ..
     } = config;
@@ -297,7 +294,7 @@ fn automatic(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses shapes whose sizes would overflow.
-fn sizes(config: &Config) -> Result<(), ConfigError> {
+fn sizes(config: &Config) -> Result {
     let (model, batch) = (&config.model, &config.batch);
     let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
     let rows = product(&[batch.micro, config.data.seq]);

@@ -1,12 +1,13 @@
 //! What folders add to a configuration: a model, and adapters on it.
 
+use crate::Result;
 use std::ops::Deref;
 use std::path::PathBuf;
 
 use model::{AdapterConfig, ModelConfig, Quantisation};
 use toml::{Table, Value};
 
-use super::error::{ConfigError, refused};
+use super::error::refused;
 use super::lora::BaseStorage;
 use super::resolve::Resolved;
 use super::{Config, check};
@@ -83,8 +84,8 @@ impl Resolved {
     /// Adds what a folder says to the configuration, which must agree with what the user set.
     ///
     /// # Errors
-    /// [`ConfigError::Contradiction`] between the folder and the user's settings, and what [`Config::with`] refuses.
-    pub fn complete(mut self, folder: Option<FolderModel>) -> Result<Completed, ConfigError> {
+    /// [`ConfigError::Contradiction`](crate::ConfigError::Contradiction) between the folder and the user's settings, and what [`Config::with`] refuses.
+    pub fn complete(mut self, folder: Option<FolderModel>) -> Result<Completed> {
         let mut context_length = None;
         if let Some(folder) = folder {
             self.config.model = self.model_of(&folder)?;
@@ -107,7 +108,7 @@ impl Resolved {
     }
 
     /// A folder's model, with those of the user's settings that no weight's shape depends on. All others must agree with the folder.
-    fn model_of(&self, folder: &FolderModel) -> Result<ModelConfig, ConfigError> {
+    fn model_of(&self, folder: &FolderModel) -> Result<ModelConfig> {
         let path = folder.path.join("config.json");
         let path = path.display();
         let (given, mut taken) = (

@@ -1,5 +1,6 @@
 //! Finds, checks and sets dotted keys in tables.
 
+use crate::Result;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
@@ -21,7 +22,7 @@ pub fn visit<'a>(
     value: &'a Value,
     place: &str,
     found: &mut Vec<(String, &'a Value)>,
-) -> Result<(), ConfigError> {
+) -> Result {
     if let Some(key) = find(prefix) {
         key.kind.check(prefix, value, place)?;
         found.push((prefix.to_owned(), value));

@@ -4,6 +4,7 @@ use super::choices::{DpoLoss, Objective};
 use super::error::ConfigError;
 use super::keys::DpoConfig;
 use super::schema::Config;
+use crate::Result;
 use data::Packing;
 
 impl Default for DpoConfig {
@@ -33,7 +34,7 @@ impl Config {
 }
 
 /// Refuses what does not go with preferences.
-pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result {
     if !config.has_pairs() {
         return Ok(());
     }
@@ -69,7 +70,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses preferences for routers that have losses of their own.
-pub(crate) fn check_model(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_model(config: &Config) -> Result {
     if config.has_pairs() && config.model.router_losses().is_some() {
         return Err(ConfigError::Contradiction(
             "--objective dpo beside routers' losses is not built; set model.router_aux and model.router_z_loss to 0".into(),

@@ -1,14 +1,17 @@
 //! Errors in a configuration or a command line.
 
 /// Refuses settings that do not go together. The sentence says which, and what to do.
-pub(crate) fn refused<T>(sentence: impl Into<String>) -> Result<T, ConfigError> {
+pub(crate) fn refused<T>(sentence: impl Into<String>) -> Result<T> {
     Err(ConfigError::Contradiction(sentence.into()))
 }
 
 /// The same where a flag brings something that does not go with others. `off` is the flag that turns it off.
-pub(crate) fn not_with(brings: &str, others: &str, off: &str) -> Result<(), ConfigError> {
+pub(crate) fn not_with(brings: &str, others: &str, off: &str) -> Result {
     refused(format!("{brings}, and {others}, or {off}"))
 }
+
+/// A result with a [`ConfigError`], unless another error is named.
+pub type Result<T = (), E = ConfigError> = std::result::Result<T, E>;
 
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]

@@ -1,9 +1,10 @@
 //! Products in eight bits as a configuration describes them, and what does not go with them.
 
 use super::choices::{FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights};
-use super::error::{ConfigError, refused};
+use super::error::refused;
 use super::keys::Fp8Config;
 use super::schema::Config;
+use crate::Result;
 use kernels::ScaledMatmul;
 use kernels::cuda::PRODUCT_ELEMENTS_MAX;
 use kernels::fp8::Fp8;
@@ -40,7 +41,7 @@ impl Fp8Config {
 }
 
 /// Refuses what is not built, and what does not go with products in FP8.
-pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result {
     let fp8 = &config.fp8;
     match fp8.recipe {
         Fp8Recipe::Off => return Ok(()),
@@ -74,7 +75,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses a model with products that no GPU computes in FP8.
-pub(crate) fn check_model(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_model(config: &Config) -> Result {
     if config.fp8.recipe == Fp8Recipe::Off {
         return Ok(());
     }
@@ -120,7 +121,7 @@ fn widths(config: &Config, block: &BlockSpec) -> Vec<(&'static str, usize)> {
 
 /// Refuses f32, once the device is known that decides it, and more tokens than a product may have outputs. One product computes all
 /// matrices of a layer in FP8, so it cannot be split to fit.
-pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_step(config: &Config) -> Result {
     if config.fp8.recipe == Fp8Recipe::Off {
         return Ok(());
     }
@@ -149,10 +150,7 @@ pub(crate) fn check_step(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses an exception that fits no product in FP8, and exceptions that leave none.
-pub(crate) fn check_exceptions(
-    fp8: &Fp8Products,
-    parameters: &Parameters,
-) -> Result<(), ConfigError> {
+pub(crate) fn check_exceptions(fp8: &Fp8Products, parameters: &Parameters) -> Result {
     let matrices = parameters.fp8_candidates();
     if let Some(pattern) = fp8.except.unfit(matrices.clone()).next() {
         return refused(format!(

@@ -1,8 +1,9 @@
 //! The homes of weights, gradients and optimizer states in a configuration.
 
 use super::choices::{HostPlace, OptimizerPlace, Release};
-use super::error::{ConfigError, refused};
+use super::error::refused;
 use super::schema::Config;
+use crate::Result;
 use memory::{Home, Homes, Rank, Window};
 
 impl From<HostPlace> for Home {
@@ -20,7 +21,7 @@ impl Config {
     ///
     /// # Errors
     /// If the settings for optimizer states contradict each other.
-    pub fn homes(&self) -> Result<Homes, ConfigError> {
+    pub fn homes(&self) -> Result<Homes> {
         let offload = &self.offload;
         Ok(Homes {
             weights: offload.parameters.into(),
@@ -48,7 +49,7 @@ impl Config {
 }
 
 /// The home of optimizer states according to `offload.optimizer` and `offload.path`.
-fn home_of_states(config: &Config) -> Result<Home, ConfigError> {
+fn home_of_states(config: &Config) -> Result<Home> {
     let (place, path) = (&config.offload.optimizer, &config.offload.path);
     if path
         .as_ref()

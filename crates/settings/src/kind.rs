@@ -1,5 +1,6 @@
 //! The kinds of values of keys: how they are read from the command line, checked, and described in errors.
 
+use crate::Result;
 use toml::Value;
 
 use super::choices::AUTO;
@@ -101,7 +102,7 @@ impl Kind {
     ///
     /// # Errors
     /// If it does not fit the kind. `place` says where it was given.
-    pub fn check(self, key: &str, value: &Value, place: &str) -> Result<(), ConfigError> {
+    pub fn check(self, key: &str, value: &Value, place: &str) -> Result {
         if self.allows(value) {
             return Ok(());
         }

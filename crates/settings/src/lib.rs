@@ -50,7 +50,7 @@ pub use choices::{
 };
 pub use completed::{Completed, FolderModel};
 pub use device::{Device, DeviceError};
-pub use error::ConfigError;
+pub use error::{ConfigError, Result};
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,

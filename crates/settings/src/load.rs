@@ -1,5 +1,6 @@
 //! A preset or file, overridden by the command line, made into a [`Config`].
 
+use crate::Result;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -78,7 +79,7 @@ impl Source {
     ///
     /// # Errors
     /// Neither exists, the file is not TOML, a key is unknown or a value unfitting.
-    pub fn open(name: &str) -> Result<Self, ConfigError> {
+    pub fn open(name: &str) -> Result<Self> {
         let path = Path::new(name);
         let unknown_preset = match preset::text(name) {
             Ok(text) => return Self::parse(name.to_owned(), format!("the preset {name}"), text),
@@ -100,7 +101,7 @@ impl Source {
     ///
     /// # Errors
     /// The text is not TOML, a key is unknown or a value unfitting.
-    pub fn parse(name: String, place: String, text: &str) -> Result<Self, ConfigError> {
+    pub fn parse(name: String, place: String, text: &str) -> Result<Self> {
         let table: Table = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| {
                 let before = text.get(..span.start).unwrap_or_default();
@@ -136,7 +137,7 @@ impl Override {
     ///
     /// # Errors
     /// It is not of the form `section.key=value`.
-    pub fn from_set(argument: &str) -> Result<Self, ConfigError> {
+    pub fn from_set(argument: &str) -> Result<Self> {
         let (key, value) = argument
             .split_once('=')
             .map(|(key, value)| (key.trim(), value.trim()))
@@ -196,11 +197,7 @@ impl Override {
 /// # Errors
 /// An unknown key or unfitting value in an override, a flag that contradicts another flag, or an
 /// incomplete model.
-pub fn load(
-    source: &Source,
-    overrides: &[Override],
-    model_elsewhere: bool,
-) -> Result<Loaded, ConfigError> {
+pub fn load(source: &Source, overrides: &[Override], model_elsewhere: bool) -> Result<Loaded> {
     let mut table = defaults();
     if source.table.contains_key("model") && !model_elsewhere {
         let model = table.get_mut("model").and_then(Value::as_table_mut);
@@ -288,7 +285,7 @@ pub fn load(
 type Overrides<'a> = BTreeMap<String, (&'a Value, &'a Override)>;
 
 /// A place of optimizer states that is asked for now is meant instead of the folder that the file names.
-fn forget_other_place(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
+fn forget_other_place(table: &mut Table, set: &Overrides) -> Result {
     let Some((place, argument)) = set.get("offload.optimizer") else {
         return Ok(());
     };
@@ -308,7 +305,7 @@ fn forget_other_place(table: &mut Table, set: &Overrides) -> Result<(), ConfigEr
 }
 
 /// Steps that are asked for now are meant instead of epochs that the file asks for.
-fn forget_other_length(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
+fn forget_other_length(table: &mut Table, set: &Overrides) -> Result {
     match (set.get("train.steps"), set.get("train.epochs")) {
         (Some((_, steps)), Some((_, epochs))) => Err(ConfigError::Contradiction(format!(
             "`{}` and `{}` both say how long the run is; leave one of the two out",
@@ -327,7 +324,7 @@ impl Config {
     ///
     /// # Errors
     /// A setting that the command line would refuse too.
-    pub fn with(&self, set: &[String]) -> Result<Config, ConfigError> {
+    pub fn with(&self, set: &[String]) -> Result<Config> {
         let source = Source {
             name: String::new(),
             place: "the run's configuration".into(),
@@ -343,7 +340,7 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`] where the command line would refuse it.
-    pub fn accepted(self) -> Result<Config, ConfigError> {
+    pub fn accepted(self) -> Result<Config> {
         check::contradictions(&self)?;
         check::model(&self)?;
         Ok(self)
@@ -352,7 +349,7 @@ impl Config {
 
 /// Fills the kind of `rope_scaling` in where it was left out, as in files from before there were several, and looks for the keys
 /// that the kind needs.
-fn complete_rope_scaling(table: &mut Table, place: &str) -> Result<(), ConfigError> {
+fn complete_rope_scaling(table: &mut Table, place: &str) -> Result {
     const SECTION: &str = "model.rope_scaling";
     let Some(scaling) = dotted::get(table, SECTION).and_then(Value::as_table) else {
         return Ok(());
@@ -380,12 +377,7 @@ fn complete_rope_scaling(table: &mut Table, place: &str) -> Result<(), ConfigErr
 }
 
 /// Looks for the keys that a section needs where it is there.
-fn check_section(
-    table: &Table,
-    section: &str,
-    needed: &[&str],
-    place: &str,
-) -> Result<(), ConfigError> {
+fn check_section(table: &Table, section: &str, needed: &[&str], place: &str) -> Result {
     let Some(given) = dotted::get(table, section).and_then(Value::as_table) else {
         return Ok(());
     };
@@ -400,7 +392,7 @@ fn check_section(
 }
 
 /// Fills `kv_heads` and `head_dim` of a model that leaves them out, once its shape is complete.
-fn derive_heads(table: &mut Table, place: &str) -> Result<(), ConfigError> {
+fn derive_heads(table: &mut Table, place: &str) -> Result {
     let size = |name: &str| dotted::get(table, &format!("model.{name}"))?.as_integer();
     let missing = |name: &str, rule| ConfigError::Missing {
         key: format!("model.{name}"),

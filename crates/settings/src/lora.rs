@@ -4,6 +4,7 @@ use super::choices::BaseType;
 use super::error::ConfigError;
 use super::keys::LoraConfig;
 use super::schema::Config;
+use crate::Result;
 use memory::{Codes, DType};
 use model::{
     AdapterConfig, AdapterTarget, Labels, LinearModule, Lora, LoraInit, LoraPatternError,
@@ -47,7 +48,7 @@ impl LoraConfig {
     ///
     /// # Errors
     /// A pattern that cannot be read as a regular expression.
-    pub fn adapters(&self) -> Result<Option<Lora>, ConfigError> {
+    pub fn adapters(&self) -> Result<Option<Lora>> {
         let Some(rank) = self.rank else {
             return Ok(None);
         };
@@ -66,8 +67,8 @@ impl LoraConfig {
             init: self.init,
             layers: self.layers.clone(),
             targets: self.targets.iter().map(target).collect::<Result<_, _>>()?,
-            ranks: ranks.collect::<Result<_, ConfigError>>()?,
-            alphas: alphas.collect::<Result<_, ConfigError>>()?,
+            ranks: ranks.collect::<Result<_>>()?,
+            alphas: alphas.collect::<Result<_>>()?,
             base: self.codes(),
             base_skip: self.plain_modules()?,
         }))
@@ -83,7 +84,7 @@ impl LoraConfig {
     }
 
     /// The modules of [`LoraConfig::base_skip`].
-    fn plain_modules(&self) -> Result<PlainModules, ConfigError> {
+    fn plain_modules(&self) -> Result<PlainModules> {
         PlainModules::new(&self.base_skip).map_err(|pattern| {
             ConfigError::Contradiction(format!(
                 "`{pattern}` in lora.base_skip is neither a name nor a regular expression; write the end of a module's name, as \
@@ -97,11 +98,7 @@ impl LoraConfig {
     ///
     /// # Errors
     /// A key that is set here and has another value in the folder.
-    pub fn adopt_codes(
-        &mut self,
-        folder: &Quantisation,
-        has_experts: bool,
-    ) -> Result<(), ConfigError> {
+    pub fn adopt_codes(&mut self, folder: &Quantisation, has_experts: bool) -> Result {
         let stored = match folder.codes {
             Codes::Nf4 => BaseType::Nf4,
             Codes::EightBit => BaseType::EightBit,
@@ -128,11 +125,7 @@ impl LoraConfig {
     ///
     /// # Errors
     /// A key that is set here and has another value in the folder.
-    pub fn adopted(
-        &self,
-        adapter: AdapterConfig,
-        base: BaseStorage,
-    ) -> Result<LoraConfig, ConfigError> {
+    pub fn adopted(&self, adapter: AdapterConfig, base: BaseStorage) -> Result<LoraConfig> {
         let unset = LoraConfig::default();
         let (base_dtype, base_skip) = match self.base_dtype {
             Some(_) => (self.base_dtype, self.base_skip.clone()),
@@ -188,7 +181,7 @@ impl LoraConfig {
     pub fn patterns_in_vain(
         &self,
         modules: &[LinearModule],
-    ) -> Result<Vec<(&'static str, String)>, ConfigError> {
+    ) -> Result<Vec<(&'static str, String)>> {
         let Some(Lora { ranks, alphas, .. }) = self.adapters()? else {
             return Ok(Vec::new());
         };
@@ -235,7 +228,7 @@ impl Config {
 }
 
 /// Refuses what does not go with adapters, whatever the model.
-pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result {
     let lora = &config.lora;
     let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
     match lora.base_dtype {
@@ -271,7 +264,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses targets that are no linear layer, and ranks that a layer cannot have.
-pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result<(), ConfigError> {
+pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result {
     let blocks = modules.iter().map(|module| module.layer + 1).max();
     let blocks = blocks.unwrap_or(0);
     let beyond = lora.layers.iter().flatten().find(|layer| **layer >= blocks);

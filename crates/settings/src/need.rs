@@ -5,6 +5,7 @@ use super::error::ConfigError;
 use super::key::Key;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
+use crate::Result;
 use data::Inputs;
 use memory::{Home, Homes};
 use model::PositionKind;
@@ -96,7 +97,7 @@ pub(crate) use rows::*;
 
 impl Config {
     /// Keys that differ from their defaults although their needs are not met, and how to treat each.
-    fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>, ConfigError> {
+    fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>> {
         let homes = self.homes()?;
         let set = self.differences(&Config::default())?.into_iter();
         let in_vain = set.filter_map(|(key, ..)| {
@@ -135,7 +136,7 @@ impl Config {
     ///
     /// # Errors
     /// For the first such key, with what to add.
-    pub(crate) fn refuse_in_vain(&self) -> Result<(), ConfigError> {
+    pub(crate) fn refuse_in_vain(&self) -> Result {
         for (key, without) in self.set_in_vain()? {
             if let Error(wrong, add, _) = without {
                 return Err(ConfigError::Contradiction(format!(

@@ -1,9 +1,10 @@
 //! Pipelines of several stages (`parallel.pipeline`): which blocks each stage has, and what does not go with them.
 
-use super::error::{ConfigError, not_with, refused};
+use super::error::{not_with, refused};
 use super::keys::ParallelConfig;
 use super::schedule::{PipelineOrder, PipelineSchedule};
 use super::schema::Config;
+use crate::Result;
 use data::Packing;
 use memory::{Layer, Rank};
 use model::{Architecture, Block};
@@ -76,7 +77,7 @@ pub(crate) fn places(rank: Rank, stages: usize) -> (Rank, Rank) {
 }
 
 /// Refuses stages that do not divide all ranks.
-pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_ranks(config: &Config) -> Result {
     let stages = config.parallel.pipeline;
     let ranks = config.rank.map_or(1, |rank| rank.of);
     if ranks.is_multiple_of(stages) {
@@ -98,7 +99,7 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
 pub(crate) fn pipeline(
     config: &Config,
     architecture: impl FnOnce() -> Architecture,
-) -> Result<Option<Pipeline>, ConfigError> {
+) -> Result<Option<Pipeline>> {
     let Some(ranks) = config.ranks().filter(|ranks| ranks.stage.of > 1) else {
         return Ok(None);
     };
@@ -116,7 +117,7 @@ fn layers(
     config: &Config,
     architecture: &Architecture,
     stages: usize,
-) -> Result<Vec<Range<usize>>, ConfigError> {
+) -> Result<Vec<Range<usize>>> {
     let ParallelConfig {
         schedule,
         pipeline_layout,
@@ -148,7 +149,7 @@ fn layers(
     }
 }
 
-fn too_few_blocks<T>(layers: usize, virtual_stages: usize) -> Result<T, ConfigError> {
+fn too_few_blocks<T>(layers: usize, virtual_stages: usize) -> Result<T> {
     refused(format!(
         "the model has {layers} blocks (model.layers), and stages with two virtual stages each need {virtual_stages}; take a smaller \
          --pp, or --pipeline-schedule 1f1b"
@@ -156,7 +157,7 @@ fn too_few_blocks<T>(layers: usize, virtual_stages: usize) -> Result<T, ConfigEr
 }
 
 /// Virtual stages of so many blocks each.
-fn equal(each: usize, layers: usize, stages: usize) -> Result<Vec<Range<usize>>, ConfigError> {
+fn equal(each: usize, layers: usize, stages: usize) -> Result<Vec<Range<usize>>> {
     let of_a_turn = each.saturating_mul(stages);
     if !layers.is_multiple_of(of_a_turn) || layers < of_a_turn.saturating_mul(2) {
         return refused(format!(
@@ -169,7 +170,7 @@ fn equal(each: usize, layers: usize, stages: usize) -> Result<Vec<Range<usize>>,
 }
 
 /// Refuses a model and settings for which there is no pipeline.
-fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result<(), ConfigError> {
+fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result {
     let stages = config.parallel.pipeline;
     let brings = format!("--pp {stages} divides the model among stages");
     let not_with = |others: &str| not_with(&brings, others, "--pp 1");
@@ -229,7 +230,7 @@ fn given(
     blocks: &[usize],
     layers: usize,
     (stages, is_interleaved): (usize, bool),
-) -> Result<Vec<Range<usize>>, ConfigError> {
+) -> Result<Vec<Range<usize>>> {
     let all: usize = blocks.iter().sum();
     let (fits, needs) = match is_interleaved {
         true => (

@@ -2,6 +2,7 @@
 
 use super::error::ConfigError;
 use super::unknown::nearest_name;
+use crate::Result;
 
 /// Names the preset's file in `configs/` and includes it.
 macro_rules! presets {
@@ -50,7 +51,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// # Errors
 /// No preset has that name; the error names the nearest.
-pub fn text(name: &str) -> Result<&'static str, ConfigError> {
+pub fn text(name: &str) -> Result<&'static str> {
     PRESETS
         .iter()
         .find(|(preset, _)| *preset == name)

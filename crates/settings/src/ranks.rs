@@ -6,6 +6,7 @@ use super::pipeline;
 use super::schema::Config;
 use super::sharing;
 use super::size::Size;
+use crate::Result;
 use memory::{OwnParts, Rank};
 use units::{Ranks, Reduce, Zero};
 
@@ -14,7 +15,7 @@ impl Config {
     ///
     /// # Errors
     /// If `rank` is not among the ranks, or if settings are not valid with ranks.
-    pub fn join(&mut self, rank: Rank) -> Result<(), ConfigError> {
+    pub fn join(&mut self, rank: Rank) -> Result {
         let Rank { number, of } = rank;
         if number >= of {
             return Err(ConfigError::Contradiction(format!(
@@ -98,7 +99,7 @@ impl Config {
 }
 
 /// Refuses settings that are not valid with ranks.
-pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result {
     if let Size::Percent(percent) = config.collectives.bucket_size {
         return refused(format!(
             "`collectives.bucket_size` is {percent}%, and a bucket is a part of no device; write bytes, such as 128MiB"
@@ -154,7 +155,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses groups of ranks that cannot have all weights together.
-fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result<(), ConfigError> {
+fn check_shard_group(config: &Config, group: usize, ranks: usize) -> Result {
     if !ranks.is_multiple_of(group) {
         let of = |size: &usize| ranks.is_multiple_of(*size);
         let sizes: Vec<String> = (2..=ranks)

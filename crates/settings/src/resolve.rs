@@ -1,5 +1,6 @@
 //! Resolves a command line into what a command needs to know.
 
+use crate::Result;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use model::MegatronFlags;
 
 use super::choices::{AUTO, AutoOr, FloatType, Release};
 use super::device::Device;
-use super::error::{ConfigError, refused};
+use super::error::refused;
 use super::load::{self, Override, Source};
 use super::size::Size;
 use super::{Config, check, preset};
@@ -58,7 +59,7 @@ impl Given {
     ///
     /// # Errors
     /// An argument of `--set` that sets nothing, or flags of Megatron's that do not go together.
-    pub fn overrides(&self) -> Result<Vec<Override>, ConfigError> {
+    pub fn overrides(&self) -> Result<Vec<Override>> {
         let mut overrides = self.flags.clone();
         if let Some(spec) = self.megatron.spec()? {
             let flag = "--recompute-granularity";
@@ -100,8 +101,8 @@ impl RunOptions {
     /// Refuses the number of a step after the last one.
     ///
     /// # Errors
-    /// [`ConfigError::Contradiction`], which names the option.
-    pub fn check_steps(&self, steps: usize) -> Result<(), ConfigError> {
+    /// [`ConfigError::Contradiction`](crate::ConfigError::Contradiction), which names the option.
+    pub fn check_steps(&self, steps: usize) -> Result {
         match self.dump_gradients {
             Some(step) if step > steps as u64 => refused(format!(
                 "--dump-gradients {step} asks for a step after the last; the run has {steps} steps"
@@ -111,7 +112,7 @@ impl RunOptions {
     }
 
     /// Refuses options that do not go together, or not with a configuration.
-    fn check(&self, task: Task, config: &Config) -> Result<(), ConfigError> {
+    fn check(&self, task: Task, config: &Config) -> Result {
         // Epochs become a number of steps only when the data is open.
         if config.train.epochs.is_none() {
             self.check_steps(config.train.steps)?;
@@ -237,7 +238,7 @@ impl Config {
 ///
 /// # Errors
 /// If a flag or setting is unknown, contradictory, out of range or not built.
-pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved, ConfigError> {
+pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved> {
     let file = given.config.as_ref().or(given.resumed.as_ref());
     let source = match (file, &options.init_from) {
         (Some(name), _) => Source::open(name)?,

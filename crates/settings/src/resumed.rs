@@ -1,8 +1,8 @@
 //! Finds changes of a resumed run that make it compute something else than before.
 
-use super::error::ConfigError;
 use super::key::Mark;
 use super::schema::Config;
+use crate::Result;
 use optim::ScheduleKind;
 use toml::Value;
 use units::Reduce;
@@ -30,7 +30,7 @@ impl Config {
     ///
     /// # Errors
     /// If a value cannot be written in TOML.
-    pub fn changes_since(&self, before: &Config) -> Result<Vec<ResumedChange>, ConfigError> {
+    pub fn changes_since(&self, before: &Config) -> Result<Vec<ResumedChange>> {
         let show = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
         let decided = self.differences(before)?.into_iter();
         let decided =

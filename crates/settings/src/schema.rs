@@ -1,11 +1,11 @@
 //! The configuration as data. The struct of each section is generated from the rows of its keys.
 
+use crate::Result;
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{AUTO, FloatType};
 use super::device::Device;
-use super::error::ConfigError;
 use super::keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
     EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
@@ -115,7 +115,7 @@ impl Config {
     ///
     /// # Errors
     /// If a value cannot be written in TOML, such as a path that is not Unicode.
-    pub fn to_toml(&self) -> Result<String, ConfigError> {
+    pub fn to_toml(&self) -> Result<String> {
         Ok(toml::to_string(self)?)
     }
 }

@@ -10,6 +10,7 @@ use super::pipeline::{Pipeline, pipeline};
 use super::schema::Config;
 use super::sharing;
 use super::unknown::nearest_containing;
+use crate::Result;
 use data::Packing;
 use kernels::cuda::PRODUCT_ELEMENTS_MAX;
 use memory::{DType, Homes, Layer, Layout, OwnParts, Rank, Role};
@@ -138,7 +139,7 @@ impl Settings {
     /// A recompute specification or labels to offload that cannot be followed, sequences longer than the model has
     /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, or offload of what exists in tiles
     /// alone.
-    pub fn new(config: &Config) -> Result<Settings, ConfigError> {
+    pub fn new(config: &Config) -> Result<Settings> {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
         // Without an automatic choice, nothing was chosen to be offloaded.
@@ -363,7 +364,7 @@ impl Settings {
         &self,
         architecture: &Architecture,
         layout: &Layout,
-    ) -> Result<Vec<WholeTensor>, ConfigError> {
+    ) -> Result<Vec<WholeTensor>> {
         if self.optimizer.product_dtype().is_none() {
             return Ok(Vec::new());
         }
@@ -414,7 +415,7 @@ impl Settings {
     ///
     /// # Errors
     /// A pattern of names that fits no parameter, or patterns that freeze all.
-    pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
+    pub fn layout(&self, architecture: &Architecture) -> Result<Layout> {
         let parameters = &architecture.parameters;
         if let Some(lora) = &self.lora {
             check_modules(lora, &parameters.modules)?;
@@ -490,7 +491,7 @@ fn check_patterns<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
     key: &'static str,
     patterns: &NamePatterns,
-) -> Result<(), ConfigError> {
+) -> Result {
     let unfit = patterns.unfit(names.clone()).next();
     unfit.map_or(Ok(()), |pattern| {
         Err(ConfigError::NoSuchParameter {
@@ -547,7 +548,7 @@ fn between_steps(config: &Config) -> BetweenSteps {
 }
 
 /// Refuses a chunk of the output head whose logits are too many for one product.
-fn check_logits(config: &Config) -> Result<(), ConfigError> {
+fn check_logits(config: &Config) -> Result {
     let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.part_seq());
     let chunk = config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK).min(tokens);
     let most = PRODUCT_ELEMENTS_MAX / vocab;
@@ -567,11 +568,7 @@ fn check_logits(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses to offload what exists for a tile of tokens alone.
-fn check_offloaded(
-    config: &Config,
-    attention: Attention,
-    policy: &Policy,
-) -> Result<(), ConfigError> {
+fn check_offloaded(config: &Config, attention: Attention, policy: &Policy) -> Result {
     let Some(tiles) = config.memory.tile_tokens else {
         return Ok(());
     };

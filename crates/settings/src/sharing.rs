@@ -1,10 +1,11 @@
 //! Ranks that share sequences (`[parallel]`), and what does not go with them.
 
-use super::error::{ConfigError, not_with, refused};
+use super::error::{not_with, refused};
 use super::keys::ParallelConfig;
 use super::pipeline::places;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
+use crate::Result;
 use data::Packing;
 use memory::Rank;
 use model::{RouterAuxKind, SharingRanks};
@@ -67,7 +68,7 @@ pub(crate) fn ranks(ranks: Option<&Ranks>) -> SharingRanks {
 }
 
 /// Refuses groups of ranks that do not divide all ranks.
-pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check_ranks(config: &Config) -> Result {
     let context = config.parallel.context;
     let parts = config.parallel.parts();
     if !parts.is_multiple_of(context) {
@@ -95,7 +96,7 @@ pub(crate) fn check_ranks(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses a model and settings whose sequences cannot be shared.
-pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result {
     let Some(ranks) = config.ranks().filter(|_| config.parts() > 1) else {
         return Ok(());
     };
@@ -137,7 +138,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses what several parts on one rank do not go with.
-fn check_several(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
+fn check_several(config: &Config, ranks: &Ranks) -> Result {
     let (parts, each) = (config.parts(), ranks.parts_each);
     let brings = format!("--context-parts {parts} gives a rank {each} parts of each sequence");
     let instead = format!("one part a rank (--cp {parts})");
@@ -154,7 +155,7 @@ fn check_several(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
 }
 
 /// Refuses sizes that do not divide, with sizes that do.
-fn check_sizes(config: &Config, ranks: &Ranks) -> Result<(), ConfigError> {
+fn check_sizes(config: &Config, ranks: &Ranks) -> Result {
     let (context, parts) = (ranks.sharing, config.parts());
     let attention = config.model.block(0).attention;
     let (heads, kv_heads, seq) = (attention.heads, attention.kv_heads, config.data.seq);

@@ -1,6 +1,6 @@
 //! Folders of adapters, and the model that is under them.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::initial_model::{read_model, refuse_what_is_no_folder};
 use model::{ADAPTER_CONFIG, AdapterConfig, AdapterError, Lora, ModelWeights, Origin, Parameters};
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ impl BaseModel {
         folder: Option<&Path>,
         parameters: &Parameters,
         config: &Config,
-    ) -> Result<BaseModel, Failure> {
+    ) -> Result<BaseModel> {
         let mut base = BaseModel::default().stored_as(config);
         match folder {
             None => base.fresh = Some((config.train.seed, config.model.init_std)),
@@ -95,7 +95,7 @@ impl BaseModel {
     }
 
     /// The model that a folder of adapters belongs to; `named` is another folder that has it.
-    pub(crate) fn of_adapters(folder: &Path, named: Option<&Path>) -> Result<BaseModel, Failure> {
+    pub(crate) fn of_adapters(folder: &Path, named: Option<&Path>) -> Result<BaseModel> {
         let known = BaseModel::known(folder)?;
         let said = AdapterConfig::read(folder)?.base;
         let is_there = |folder: &Path| folder.join("config.json").is_file();
@@ -129,7 +129,7 @@ impl BaseModel {
         folder: &Path,
         named: Option<&Path>,
         config: &Config,
-    ) -> Result<BaseModel, Failure> {
+    ) -> Result<BaseModel> {
         let is_fresh = BaseModel::known(folder)?.is_some_and(|known| known.fresh.is_some());
         match named.filter(|_| is_fresh) {
             Some(named) => Err(Failure::Usage(format!(
@@ -141,7 +141,7 @@ impl BaseModel {
     }
 
     /// What the file beside a folder's adapters says of the model under them; none if there is no file, as in PEFT's folders.
-    fn known(folder: &Path) -> Result<Option<BaseModel>, Failure> {
+    fn known(folder: &Path) -> Result<Option<BaseModel>> {
         let path = folder.join(BASE);
         let text = match files::read_small(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -158,7 +158,7 @@ impl BaseModel {
     }
 
     /// Refuses this model under a folder's adapters if they were trained on other contents.
-    pub(crate) fn fits(&self, adapters: &Path, parameters: &Parameters) -> Result<(), Failure> {
+    pub(crate) fn fits(&self, adapters: &Path, parameters: &Parameters) -> Result {
         let (Some(known), Some(folder)) = (BaseModel::known(adapters)?, &self.folder) else {
             return Ok(());
         };
@@ -187,7 +187,7 @@ impl BaseModel {
     ///
     /// # Errors
     /// If its folder has another model than before.
-    pub(crate) fn weights(&self, parameters: &Parameters) -> Result<BaseWeights<'_>, Failure> {
+    pub(crate) fn weights(&self, parameters: &Parameters) -> Result<BaseWeights<'_>> {
         let Some(folder) = &self.folder else {
             let (seed, deviation) = self.fresh.unwrap_or_default();
             return Ok(BaseWeights::Fresh(model::Fresh { deviation, seed }));
@@ -205,7 +205,7 @@ impl BaseModel {
     }
 
     /// The files beside the factors in a folder of adapters, as they are there.
-    pub(crate) fn files_of(adapters: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    pub(crate) fn files_of(adapters: &Path) -> Result<Vec<(String, Vec<u8>)>> {
         let read = |name: &str| match std::fs::read(adapters.join(name)) {
             Ok(bytes) => Some(Ok((name.to_owned(), bytes))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -234,7 +234,7 @@ impl BaseModel {
 }
 
 /// The path by which adapters name their model.
-fn absolute(folder: &Path) -> Result<PathBuf, Failure> {
+fn absolute(folder: &Path) -> Result<PathBuf> {
     if folder.to_str().is_none() {
         return Err(Failure::Usage(format!(
             "adapters name the folder of their model, and {} is no Unicode; rename it",
@@ -245,11 +245,7 @@ fn absolute(folder: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Refuses a folder whose weights are not those of a fresh model of this seed and deviation.
-fn is_fresh(
-    folder: &Path,
-    (seed, deviation): (u64, f64),
-    parameters: &Parameters,
-) -> Result<(), Failure> {
+fn is_fresh(folder: &Path, (seed, deviation): (u64, f64), parameters: &Parameters) -> Result {
     let weights = ModelWeights::open(folder, parameters)?;
     if weights.are_fresh(model::Fresh { deviation, seed })? {
         return Ok(());
@@ -264,7 +260,7 @@ pub(crate) fn fill_adapters(
     session: &mut Session,
     config: &Config,
     options: &RunOptions,
-) -> Result<Option<BaseModel>, Failure> {
+) -> Result<Option<BaseModel>> {
     if config.lora.rank.is_none() {
         return Ok(None);
     }
@@ -306,7 +302,7 @@ fn other_model(folder: &Path, before: &str, now: &str) -> Failure {
 }
 
 /// What the folders say that options name: the adapters of `--lora-from`, and the model of `--init-from`, or else the one under them.
-pub(crate) fn read_folders(options: &RunOptions) -> Result<Option<FolderModel>, Failure> {
+pub(crate) fn read_folders(options: &RunOptions) -> Result<Option<FolderModel>> {
     let (mut adapters, mut model) = (None, options.init_from.clone());
     if let Some(folder) = &options.lora_from {
         refuse_what_is_no_folder(folder)?;
@@ -320,7 +316,7 @@ pub(crate) fn read_folders(options: &RunOptions) -> Result<Option<FolderModel>, 
             ))
         })?);
     }
-    let read = |folder: PathBuf| -> Result<FolderModel, Failure> {
+    let read = |folder: PathBuf| -> Result<FolderModel> {
         Ok(FolderModel {
             adapters,
             ..read_model(&folder)?

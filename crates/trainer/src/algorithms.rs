@@ -1,6 +1,6 @@
 //! Finds, reads and writes the file of algorithms that `trainer tune` keeps for a GPU, and applies it to a run.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use kernels::cuda::{Algorithms, CudaDevice, Gemm, TunedProduct};
 use kernels::{Target, workspace_bytes};
 use settings::{HEURISTIC, Settings};
@@ -34,7 +34,7 @@ pub(crate) fn use_algorithms(
     device: &CudaDevice,
     settings: &Settings,
     products: &[Gemm],
-) -> Result<String, Failure> {
+) -> Result<String> {
     let named = settings.hardware.algorithms.as_deref();
     let file = match named {
         Some(name) if name == Path::new(HEURISTIC) => None,
@@ -68,11 +68,7 @@ pub(crate) fn use_algorithms(
 }
 
 /// A checksum of the algorithms that `products` use; none if they use none of the file.
-fn checksum(
-    device: &CudaDevice,
-    products: &[Gemm],
-    workspace_bytes: usize,
-) -> Result<Option<u32>, Failure> {
+fn checksum(device: &CudaDevice, products: &[Gemm], workspace_bytes: usize) -> Result<Option<u32>> {
     let Some(algorithms) = device
         .algorithms()
         .filter(|known| !known.products().is_empty())
@@ -95,7 +91,7 @@ fn checksum(
 ///
 /// # Errors
 /// [`Failure::Algorithms`] if the file cannot be read, has no algorithms, or is for another GPU or library.
-pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms>, Failure> {
+pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms>> {
     let text = match files::read_small_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -110,7 +106,7 @@ pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms
 ///
 /// # Errors
 /// [`Failure::File`].
-pub(crate) fn write(path: &Path, algorithms: &Algorithms) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, algorithms: &Algorithms) -> Result {
     let text = serde_json::to_string_pretty(algorithms);
     let text = text.map_err(|error| Failure::Usage(error.to_string()))? + "\n";
     let folder = match path.parent() {

@@ -1,14 +1,14 @@
 //! What training and the commands that plan do first with their configuration.
 
 use crate::adapters::read_folders;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::samples::warn_of_warmup;
 use crate::threads::start_threads;
 use settings::{Completed, FolderModel, LoraConfig, Resolved, Resume, Settings};
 
 /// Starts the threads, and completes a command. One about a run that it resumes takes that run's own choices, as it would otherwise
 /// describe another. Training itself looks for the run with all ranks and checksums (`train/resuming.rs`).
-pub(crate) fn begin(resolved: Resolved) -> Result<Completed, Failure> {
+pub(crate) fn begin(resolved: Resolved) -> Result<Completed> {
     start_threads(resolved.config.train.threads)?;
     let resume = resolved.options.resume.as_ref();
     if resolved.given.resumed.is_none() && resume.is_some_and(|it| *it != Resume::Auto) {
@@ -20,7 +20,7 @@ pub(crate) fn begin(resolved: Resolved) -> Result<Completed, Failure> {
 }
 
 /// Completes a command, and warns of the user's settings without effect.
-pub(crate) fn complete_and_warn(resolved: Resolved) -> Result<Completed, Failure> {
+pub(crate) fn complete_and_warn(resolved: Resolved) -> Result<Completed> {
     // Epochs become a number of steps only when the data is open.
     if resolved.config.train.epochs.is_none() {
         warn_of_warmup(&resolved.config);
@@ -32,7 +32,7 @@ pub(crate) fn complete_and_warn(resolved: Resolved) -> Result<Completed, Failure
 }
 
 /// Completes a command that trains by what its folders say. A model that is stored as codes needs adapters.
-pub(crate) fn complete(resolved: Resolved) -> Result<Completed, Failure> {
+pub(crate) fn complete(resolved: Resolved) -> Result<Completed> {
     let folder = read_folders(&resolved.options)?;
     match &folder {
         Some(FolderModel {
@@ -51,7 +51,7 @@ pub(crate) fn complete(resolved: Resolved) -> Result<Completed, Failure> {
 }
 
 /// Warns of settings without effect that came from no folder. `own` are the user's settings of adapters.
-fn warn_of_settings_in_vain(completed: &Completed, own: LoraConfig) -> Result<(), Failure> {
+fn warn_of_settings_in_vain(completed: &Completed, own: LoraConfig) -> Result {
     let config = completed.decided(completed.config.data.seq);
     for (key, needs) in config.allowed_in_vain() {
         if !key.starts_with("model.") || completed.explicit_model_keys.contains(key) {

@@ -2,7 +2,7 @@
 //! the micro-batches of evaluations; the chunk of the output head; and last recompute, which depends on all of these.
 
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::samples::{data_options, evaluation_rows, steps};
 use collectives::Group;
 use data::{Dataset, Inputs};
@@ -73,7 +73,7 @@ pub(crate) fn on_device(
     command: &Completed,
     data: Option<&Dataset>,
     group: Option<Arc<dyn Group>>,
-) -> Result<(Decided, OpenDevice), Failure> {
+) -> Result<(Decided, OpenDevice)> {
     let (mut config, attention) = without_device(command, data)?;
     let engine = group.as_deref().and_then(|group| group.on_device());
     // Rounded, so that choices do not differ between runs.
@@ -89,7 +89,7 @@ pub(crate) fn on_device(
 ///
 /// # Errors
 /// As [`on_device`].
-pub(crate) fn on_paper(command: &Completed, device_bytes: Option<u64>) -> Result<Decided, Failure> {
+pub(crate) fn on_paper(command: &Completed, device_bytes: Option<u64>) -> Result<Decided> {
     let (config, attention) = without_device(command, None)?;
     for_holder(command, config, attention, Holder::Paper(device_bytes))
 }
@@ -114,10 +114,7 @@ impl Holder<'_> {
 }
 
 /// The decisions that need no open device, and the chosen attention in words, if one was chosen.
-fn without_device(
-    command: &Completed,
-    data: Option<&Dataset>,
-) -> Result<(Config, Option<String>), Failure> {
+fn without_device(command: &Completed, data: Option<&Dataset>) -> Result<(Config, Option<String>)> {
     let options = data_options(&command.config, command.seq_is_explicit);
     let seq = match (data, options.seq) {
         (Some(data), _) => data.seq(),
@@ -147,7 +144,7 @@ fn for_holder(
     mut config: Config,
     attention: Option<String>,
     holder: Holder,
-) -> Result<Decided, Failure> {
+) -> Result<Decided> {
     if let Some(attention) = attention {
         holder.tell(&attention);
     }
@@ -282,22 +279,17 @@ pub(crate) fn naming_head_chunk<'a>(
 }
 
 /// The most that the peak may be: the budget or the limit, whichever is smaller.
-fn budget(task: Task, config: &Config, holder: Holder) -> Result<u64, Failure> {
+fn budget(task: Task, config: &Config, holder: Holder) -> Result<u64> {
     let limit = config.memory.limit.map(AutoOr::Number);
     let sizes = [config.memory.budget, limit].into_iter().flatten();
     let bytes = sizes.map(|size| bytes_of(size, task, config, holder));
-    let bytes = bytes.collect::<Result<Vec<_>, Failure>>()?;
+    let bytes = bytes.collect::<Result<Vec<_>>>()?;
     let least = bytes.into_iter().min();
     Ok(least.expect("a configuration that asks for a choice has one of both"))
 }
 
 /// A budget in bytes. A share and `auto` are of the device's memory.
-fn bytes_of(
-    size: AutoOr<Size>,
-    task: Task,
-    config: &Config,
-    holder: Holder,
-) -> Result<u64, Failure> {
+fn bytes_of(size: AutoOr<Size>, task: Task, config: &Config, holder: Holder) -> Result<u64> {
     if let AutoOr::Number(size @ Size::Bytes(_)) = size {
         return Ok(size.bytes_of(0));
     }

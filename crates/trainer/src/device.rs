@@ -1,6 +1,6 @@
 //! The device of a run, which is opened once, before anything is written.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use collectives::{Alone, Group};
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
@@ -52,7 +52,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// [`Failure::NoDevice`] if it does not exist or cannot be used.
-    pub(crate) fn open(device: Device) -> Result<OpenDevice, Failure> {
+    pub(crate) fn open(device: Device) -> Result<OpenDevice> {
         OpenDevice::in_group(device, None)
     }
 
@@ -60,7 +60,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// As [`OpenDevice::open`].
-    pub(crate) fn in_group(device: Device, ranks: Ranks) -> Result<OpenDevice, Failure> {
+    pub(crate) fn in_group(device: Device, ranks: Ranks) -> Result<OpenDevice> {
         match device {
             Device::Cpu => Ok(OpenDevice::Cpu(ranks)),
             #[cfg(feature = "cuda")]
@@ -115,7 +115,7 @@ impl OpenDevice {
     /// # Errors
     /// [`Failure::NoFp8`] if the device has no products that the settings ask for, [`Failure::Algorithms`] if a file that they name
     /// cannot be used, and if no session can be made from the settings.
-    pub(crate) fn step(&self, settings: Settings) -> Result<DeviceStep, Failure> {
+    pub(crate) fn step(&self, settings: Settings) -> Result<DeviceStep> {
         match self {
             OpenDevice::Cpu(_) => {
                 if settings.hardware.algorithms.is_some() {
@@ -140,11 +140,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if memory is short, [`Failure::Device`] if the device or its libraries fail.
-    pub(crate) fn kernels(
-        &self,
-        step: &DeviceStep,
-        memory: &Memory,
-    ) -> Result<Box<Kernels>, Failure> {
+    pub(crate) fn kernels(&self, step: &DeviceStep, memory: &Memory) -> Result<Box<Kernels>> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, &step.settings, memory)?)),
@@ -165,7 +161,7 @@ impl OpenDevice {
         memory: &Memory,
         timings: &Timings,
         timeline: Option<&Timeline>,
-    ) -> Result<Box<Kernels>, Failure> {
+    ) -> Result<Box<Kernels>> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu(ranks) => {
@@ -199,7 +195,7 @@ impl OpenDevice {
     }
 
     /// The GPU's memory, including what others use; none on the CPU.
-    fn gpu_bytes(&self) -> Result<Option<DeviceBytes>, Failure> {
+    fn gpu_bytes(&self) -> Result<Option<DeviceBytes>> {
         match self {
             OpenDevice::Cpu(_) => Ok(None),
             #[cfg(feature = "cuda")]
@@ -215,7 +211,7 @@ impl OpenDevice {
         &self,
         settings: &Settings,
         (peak_bytes, reserved_bytes): (u64, u64),
-    ) -> Result<Option<OutOfMemory>, Failure> {
+    ) -> Result<Option<OutOfMemory>> {
         let Some(bytes) = self.gpu_bytes()? else {
             return Ok(None);
         };
@@ -232,7 +228,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// [`Failure::Usage`] if the system does not report it, [`Failure::Device`] if the driver fails.
-    pub(crate) fn total_bytes(&self) -> Result<u64, Failure> {
+    pub(crate) fn total_bytes(&self) -> Result<u64> {
         match self.gpu_bytes()? {
             None => memory_size::host_bytes().ok_or_else(|| {
                 Failure::Usage(
@@ -248,7 +244,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// As [`OpenDevice::total_bytes`].
-    pub(crate) fn free_bytes(&self) -> Result<u64, Failure> {
+    pub(crate) fn free_bytes(&self) -> Result<u64> {
         match self.gpu_bytes()? {
             None => {
                 let total = self.total_bytes()?;
@@ -321,7 +317,7 @@ impl OpenDevice {
     ///
     /// # Errors
     /// [`Failure::Device`] if the driver fails.
-    pub(crate) fn warn_if_full(&self, reserved_bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn warn_if_full(&self, reserved_bytes: u64) -> Result {
         let bytes = self.gpu_bytes()?;
         if let Some(warning) = bytes.and_then(|bytes| too_full(reserved_bytes, bytes)) {
             tracing::warn!("{warning}");
@@ -384,7 +380,7 @@ fn slow(settings: &Settings) -> Option<&'static str> {
 /// The library calls of a step of the whole model that updates all matrices, if each rank has a stage of it, or updates only some
 /// matrices whole. All ranks name their choice of algorithms by these calls. None if every rank makes the same products.
 #[cfg(feature = "cuda")]
-fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
+fn all_products(step: &Settings) -> Result<Option<LibraryCalls>> {
     let Some(ranks) = &step.ranks else {
         return Ok(None);
     };
@@ -411,7 +407,7 @@ fn whole_step(step: &Settings) -> Settings {
 
 /// A step whose library calls have been listed. Each listing is logged, to show that it happens once per step.
 #[cfg(feature = "cuda")]
-pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep, Failure> {
+pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep> {
     let missing = settings.fp8.as_ref().and(device.facts().no_fp8());
     if let Some(reason) = missing {
         return Err(Failure::NoFp8(reason));
@@ -436,7 +432,7 @@ pub(crate) fn rehearsed(
     ranks: &Ranks,
     step: &DeviceStep,
     memory: &Memory,
-) -> Result<Kernels<Cuda<CudaDriver>>, Failure> {
+) -> Result<Kernels<Cuda<CudaDriver>>> {
     let DeviceStep {
         settings, calls, ..
     } = step;

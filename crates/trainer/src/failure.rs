@@ -18,6 +18,9 @@ use settings::{ConfigError, Device};
 use std::path::PathBuf;
 use tokenization::TokenizerError;
 
+/// A result with a [`Failure`], unless another error is named.
+pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]

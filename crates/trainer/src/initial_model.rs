@@ -1,12 +1,12 @@
 //! The model that `--init-from` names.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use model::{ModelConfig, Quantisation};
 use settings::{Completed, FolderModel};
 use std::path::Path;
 
 /// Refuses what people name in place of a model's folder: a name of the hub, and files that are made for inference alone.
-pub(crate) fn refuse_what_is_no_folder(path: &Path) -> Result<(), Failure> {
+pub(crate) fn refuse_what_is_no_folder(path: &Path) -> Result {
     let shown = path.display();
     if is_hub_name(path) {
         let name = path.file_name().unwrap_or_default().display();
@@ -66,7 +66,7 @@ pub(crate) fn beyond_context(command: &Completed, seq: usize) -> Option<String> 
 }
 
 /// The model of a folder.
-pub(crate) fn read_model(folder: &Path) -> Result<FolderModel, Failure> {
+pub(crate) fn read_model(folder: &Path) -> Result<FolderModel> {
     refuse_what_is_no_folder(folder)?;
     let path = folder.join("config.json");
     let text = files::read_small_text(&path).map_err(|source| Failure::Unreadable {

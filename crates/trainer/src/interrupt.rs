@@ -1,6 +1,6 @@
 //! Handles Ctrl-C and termination requests, and a signal for files that grow too large.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Interrupt {
 }
 
 /// Makes a write beyond the limit on file sizes (`ulimit -f`) a usual error. By default the signal ends the process.
-pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
+pub(crate) fn outlive_file_size_limit() -> Result {
     let noticed = flag::register(SIGXFSZ, Arc::default());
     noticed.map_err(|error| Failure::Device(error.to_string()))?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Handles what earlier runs left in the folder for a new run. Files of a run that made no step are worthless, and are
 //! removed, so that the folder can be used again. Any other file may be the user's, and is not touched.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use settings::load::{Source, load};
 use std::fs::{DirEntry, FileType};
 use std::io::{self, BufRead, BufReader, ErrorKind};
@@ -44,7 +44,7 @@ impl Leftovers {
     ///
     /// # Errors
     /// [`Failure::Usage`] if anything else is in the folder.
-    pub(crate) fn of(folder: &Path, begins_again: bool) -> Result<Leftovers, Failure> {
+    pub(crate) fn of(folder: &Path, begins_again: bool) -> Result<Leftovers> {
         let looked = look(folder).map_err(|error| {
             Failure::Usage(format!(
                 "cannot use {} as a folder: {error}; name a new or empty one with --out",
@@ -72,7 +72,7 @@ impl Leftovers {
     ///
     /// # Errors
     /// [`Failure::File`].
-    pub(crate) fn remove(self, folder: &Path) -> Result<(), Failure> {
+    pub(crate) fn remove(self, folder: &Path) -> Result {
         let folder = folder.display();
         match self.steps {
             _ if self.paths.is_empty() => return Ok(()),

@@ -37,7 +37,7 @@ mod threads;
 mod tracer;
 mod train;
 
-pub use failure::Failure;
+pub use failure::{Failure, Result};
 pub use job::FailedCommand;
 pub use kernels::Target;
 #[cfg(feature = "candle")]
@@ -76,6 +76,6 @@ fn train(cli: &Cli) -> Result<(), FailedCommand> {
     train::train(cli.resolve_as(rank, local_rank)?, launch.as_ref())
 }
 
-fn launch() -> Result<Option<Launch>, Failure> {
+fn launch() -> Result<Option<Launch>> {
     Ok(Launch::from_environment()?)
 }

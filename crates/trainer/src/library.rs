@@ -24,7 +24,7 @@ pub use configuration::{configuration, configuration_from_text};
 
 use crate::adapters::{BaseModel, fill_adapters, model_files};
 use crate::decisions;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
@@ -69,7 +69,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.
-    pub fn new(config: Config) -> Result<Trainer, Failure> {
+    pub fn new(config: Config) -> Result<Trainer> {
         Trainer::of(config.into())
     }
 
@@ -87,11 +87,11 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::new`], and for a folder without a model that this trainer supports.
-    pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer, Failure> {
+    pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer> {
         Trainer::of(pretrained(folder.as_ref(), set)?)
     }
 
-    fn of(command: Completed) -> Result<Trainer, Failure> {
+    fn of(command: Completed) -> Result<Trainer> {
         let config = &command.config;
         let from = command.options.init_from.clone();
         let tokens = ModelTokens::of_run(config.model.vocab, from.as_deref());
@@ -139,7 +139,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure::Data`] if it is no data, and [`Failure::ForeignData`] if its tokens are not the model's.
-    pub fn data(&self) -> Result<Dataset, Failure> {
+    pub fn data(&self) -> Result<Dataset> {
         let options = data_options(&self.config, true);
         self.tokens.open_own(&options, &self.config)
     }
@@ -159,7 +159,7 @@ impl Trainer {
     /// place. [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights unchanged. If gradients are released
     /// (`optim.release`), this holds only for failures before the backward pass; after later ones no further step is
     /// possible.
-    pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome, Failure> {
+    pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
         let batch = batch.in_parts(self.config.own_parts());
         self.enter()?;
@@ -177,7 +177,7 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::step`].
-    pub fn loss(&mut self, ids: &Tensor, targets: &Tensor) -> Result<f64, Failure> {
+    pub fn loss(&mut self, ids: &Tensor, targets: &Tensor) -> Result<f64> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
         self.enter()?;
         let micro_batches = batch.micro.into_iter().map(Ok::<_, SessionError>);
@@ -191,7 +191,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure::Usage`] for another device.
-    pub fn give_on(&mut self, device: &Device) -> Result<(), Failure> {
+    pub fn give_on(&mut self, device: &Device) -> Result {
         self.check_gives_on(device)?;
         self.given_on = device.clone();
         Ok(())
@@ -215,7 +215,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure::Usage`] if no parameter has this name; it names one that exists.
-    pub fn parameter(&self, name: &str) -> Result<Tensor, Failure> {
+    pub fn parameter(&self, name: &str) -> Result<Tensor> {
         let (index, parameter) = self.find(name)?;
         let session = &self.session;
         let values = || session.parameter(index);
@@ -227,7 +227,7 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::parameter`], and if the parameter is frozen.
-    pub fn gradient(&self, name: &str) -> Result<Tensor, Failure> {
+    pub fn gradient(&self, name: &str) -> Result<Tensor> {
         let (index, parameter) = self.find(name)?;
         let session = &self.session;
         let values = || session.gradient(index);
@@ -240,7 +240,7 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::parameter`].
-    pub fn states(&self, name: &str) -> Result<BTreeMap<String, Tensor>, Failure> {
+    pub fn states(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
         let (index, parameter) = self.find(name)?;
         self.enter()?;
         let states = self.session.states(index)?.into_iter();
@@ -258,7 +258,7 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::parameter`], if `values` have another shape, and if the parameter belongs to the frozen model under
     /// adapters, since [`Trainer::save`] would lose the change.
-    pub fn set_parameter(&mut self, name: &str, values: &Tensor) -> Result<(), Failure> {
+    pub fn set_parameter(&mut self, name: &str, values: &Tensor) -> Result {
         let (index, parameter) = self.find(name)?;
         if self.base.is_some() && !parameter.is_factor {
             return Err(Failure::Usage(format!(
@@ -277,7 +277,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
-    pub fn save(&mut self, folder: impl AsRef<Path>) -> Result<(), Failure> {
+    pub fn save(&mut self, folder: impl AsRef<Path>) -> Result {
         self.enter()?;
         let base = self.base.as_ref();
         let files = model_files(&self.session, &self.origin, base, &self.config);
@@ -294,7 +294,7 @@ impl Trainer {
         &self.config
     }
 
-    fn check_gives_on(&self, device: &Device) -> Result<(), Failure> {
+    fn check_gives_on(&self, device: &Device) -> Result {
         let is_known = match device {
             Device::Cpu => true,
             #[cfg(feature = "candle-cuda")]
@@ -322,7 +322,7 @@ impl Trainer {
         parameter: &Parameter,
         values: impl FnOnce() -> Result<Vec<f32>, SessionError>,
         copy: impl FnOnce(Out) -> Result<(), SessionError>,
-    ) -> Result<Tensor, Failure> {
+    ) -> Result<Tensor> {
         self.enter()?;
         #[cfg(feature = "candle-cuda")]
         if let (Some(gpu), Device::Cuda(device)) = (&self.gpu, &self.given_on)
@@ -335,7 +335,7 @@ impl Trainer {
     }
 
     /// Makes the GPU's context current in this thread, because candle leaves the context of the GPU that it used last.
-    fn enter(&self) -> Result<(), Failure> {
+    fn enter(&self) -> Result {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
             gpu.enter()?;
@@ -344,7 +344,7 @@ impl Trainer {
     }
 
     /// A parameter and its place in the layout.
-    fn find(&self, name: &str) -> Result<(usize, &Parameter), Failure> {
+    fn find(&self, name: &str) -> Result<(usize, &Parameter)> {
         let model = self.session.model();
         let Some(index) = model.layout().find(name) else {
             return Err(Failure::Usage(format!(

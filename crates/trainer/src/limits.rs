@@ -1,7 +1,7 @@
 //! The limits on a run's memory, and what the run needs of the host and of disks.
 
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::failure::Result;
 use files::{TensorSource, tensor_file_bytes};
 use kernels::Target;
 use memory::Home;
@@ -24,7 +24,7 @@ pub(crate) fn allow_many_files() {
 }
 
 /// The limit on live device bytes.
-pub(crate) fn limit(config: &Config, device: &OpenDevice) -> Result<Option<u64>, Failure> {
+pub(crate) fn limit(config: &Config, device: &OpenDevice) -> Result<Option<u64>> {
     Ok(match config.memory.limit {
         None => None,
         Some(Size::Bytes(bytes)) => Some(bytes),
@@ -46,7 +46,7 @@ pub(crate) fn refuse_without_room(
     plan: &Plan,
     target: Target,
     limit: Option<u64>,
-) -> Result<(), Failure> {
+) -> Result {
     if config.memory.force {
         return Ok(());
     }
@@ -71,7 +71,7 @@ pub(crate) fn refuse_model_without_room(
     files: &[(String, Vec<u8>)],
     max_shard_bytes: u64,
     is_forced: bool,
-) -> Result<(), Failure> {
+) -> Result {
     let weights = tensor_file_bytes(weights.tensors(), "model", max_shard_bytes);
     let model = DiskNeed::new(Saved::Model, weights + total_bytes(files), out);
     match is_forced {
@@ -108,7 +108,7 @@ pub(crate) fn refuse_inference_without_room(
     config: &Config,
     plan: &InferencePlan,
     target: Target,
-) -> Result<(), Failure> {
+) -> Result {
     if target == Target::Cpu && !config.memory.force {
         let need = plan.reserved_bytes + plan.loading_bytes + packing_bytes();
         HostRoom::ask().check(HostNeed::Everything(need))?;

@@ -1,6 +1,6 @@
 //! Which tokens a model knows, and whether data has them. Only this file decides what a model may read.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::shell::quoted;
 use checkpoint::STATE_FILE;
 use data::{DataError, Dataset, ListedOrigin, Options, TokensOf};
@@ -36,7 +36,7 @@ impl ModelTokens {
     ///
     /// # Errors
     /// If the tokenizer's files cannot be read.
-    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, Failure> {
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         Ok(match self {
             ModelTokens::Tokenizer(folder) => Some(Tokenizer::open(folder)?),
             _ if self.reads_bytes() => Some(Tokenizer::bytes()),
@@ -98,7 +98,7 @@ impl ModelTokens {
     ///
     /// # Errors
     /// As [`Dataset::open`].
-    pub(crate) fn open(&self, options: &Options) -> Result<Dataset, Failure> {
+    pub(crate) fn open(&self, options: &Options) -> Result<Dataset> {
         Dataset::open(options).map_err(|error| match &error {
             DataError::NotText { file, kind } if kind.can_be_prepared() => Failure::ForeignData {
                 command: Some(self.prepare_command(
@@ -117,7 +117,7 @@ impl ModelTokens {
     /// # Errors
     /// As [`ModelTokens::open`], and [`Failure::ForeignData`] if tokens mean something else to the model, unless
     /// `data.any_tokenizer` allows them.
-    pub(crate) fn open_own(&self, options: &Options, config: &Config) -> Result<Dataset, Failure> {
+    pub(crate) fn open_own(&self, options: &Options, config: &Config) -> Result<Dataset> {
         let dataset = self.open(options)?;
         if !config.data.any_tokenizer {
             self.check(&dataset)?;
@@ -129,7 +129,7 @@ impl ModelTokens {
     ///
     /// # Errors
     /// [`Failure::ForeignData`] with the command that makes the right ones.
-    pub(crate) fn check(&self, dataset: &Dataset) -> Result<(), Failure> {
+    pub(crate) fn check(&self, dataset: &Dataset) -> Result {
         let mut first: Option<(Option<&Path>, TokensOf)> = None;
         for (path, tokens) in dataset.inputs() {
             match &tokens {
@@ -156,7 +156,7 @@ impl ModelTokens {
         Ok(())
     }
 
-    fn check_text(&self, path: Option<&Path>) -> Result<(), Failure> {
+    fn check_text(&self, path: Option<&Path>) -> Result {
         let reads = match self {
             ModelTokens::Untrained { .. } => return Ok(()),
             _ if self.reads_bytes() => return Ok(()),
@@ -182,7 +182,7 @@ impl ModelTokens {
         })
     }
 
-    fn check_prepared(&self, folder: &Path, origin: &ListedOrigin) -> Result<(), Failure> {
+    fn check_prepared(&self, folder: &Path, origin: &ListedOrigin) -> Result {
         let is_bytes = origin.tokenizer.kind == "bytes";
         let (is_own, own) = match self {
             ModelTokens::Untrained { .. } | ModelTokens::Unknown { .. } => return Ok(()),

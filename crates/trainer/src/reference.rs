@@ -1,6 +1,6 @@
 //! What the model that training on preferences begins with thinks of its data: a file that `eval` writes and `train` reads.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use data::Dataset;
 use serde::{Deserialize, Serialize};
 use settings::Config;
@@ -22,7 +22,7 @@ struct Reference {
 }
 
 /// Writes the losses of all sequences of some data.
-pub(crate) fn write(file: &Path, dataset: &Dataset, losses: Vec<f32>) -> Result<(), Failure> {
+pub(crate) fn write(file: &Path, dataset: &Dataset, losses: Vec<f32>) -> Result {
     let reference = Reference {
         data: dataset.fingerprint(),
         seq: dataset.seq(),
@@ -33,7 +33,7 @@ pub(crate) fn write(file: &Path, dataset: &Dataset, losses: Vec<f32>) -> Result<
 }
 
 /// The data with the losses of `dpo.reference`, if the configuration names them.
-pub(crate) fn attach(dataset: Dataset, config: &Config) -> Result<Dataset, Failure> {
+pub(crate) fn attach(dataset: Dataset, config: &Config) -> Result<Dataset> {
     let Some(file) = &config.dpo.reference else {
         return Ok(dataset);
     };

@@ -1,6 +1,6 @@
 //! The directory that a run writes into.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::job::Job;
 use crate::last_words::{forget, hostname};
 use crate::leftovers::Leftovers;
@@ -30,7 +30,7 @@ impl RunDir {
         resolved: &Resolved,
         plan: &Plan,
         goes_on: Option<&Path>,
-    ) -> Result<RunDir, Failure> {
+    ) -> Result<RunDir> {
         let make = || match goes_on {
             Some(run) => RunDir::reopen(run),
             None => RunDir::create(resolved, plan),
@@ -56,7 +56,7 @@ impl RunDir {
     }
 
     /// Makes the directory and writes the resolved configuration and the plan into it.
-    fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
+    fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir> {
         let out = resolved.options.out.clone();
         let path = out.unwrap_or_else(|| new_folder(&resolved.name));
         let begins_again = resolved.options.resume == Some(Resume::Auto);
@@ -70,7 +70,7 @@ impl RunDir {
     }
 
     /// The directory of a resumed run.
-    fn reopen(run: &Path) -> Result<RunDir, Failure> {
+    fn reopen(run: &Path) -> Result<RunDir> {
         let lock = RunLock::take(run)?;
         forget(run);
         Ok(RunDir {
@@ -81,7 +81,7 @@ impl RunDir {
     }
 
     /// Writes the resolved configuration and the plan.
-    pub(crate) fn describe(&self, resolved: &Resolved, plan: &Plan) -> Result<(), Failure> {
+    pub(crate) fn describe(&self, resolved: &Resolved, plan: &Plan) -> Result {
         write(&self.path, "config.toml", &resolved.config.to_toml()?)?;
         self.write_json("plan.json", plan)?;
         Ok(())
@@ -97,30 +97,26 @@ impl RunDir {
     }
 
     /// The file for the gradients of a step.
-    pub(crate) fn gradients(&self, step: usize) -> Result<PathBuf, Failure> {
+    pub(crate) fn gradients(&self, step: usize) -> Result<PathBuf> {
         let folder = self.path.join("gradients");
         std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
         Ok(folder.join(format!("step-{step}.safetensors")))
     }
 
     /// Writes a record as JSON; returns its path.
-    pub(crate) fn write_json(
-        &self,
-        name: &str,
-        record: &impl Serialize,
-    ) -> Result<PathBuf, Failure> {
+    pub(crate) fn write_json(&self, name: &str, record: &impl Serialize) -> Result<PathBuf> {
         write(&self.path, name, &as_json(record)?)
     }
 }
 
-fn as_json(record: &impl Serialize) -> Result<String, Failure> {
+fn as_json(record: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(record);
     let json = json.map_err(|error| Failure::Usage(error.to_string()))?;
     Ok(json + "\n")
 }
 
 /// Writes a file into a folder; returns its path.
-fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
+fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     // Renamed at the end, so that an existing file stays intact if there is no space. The name has the process's
     // number, because ranks may write the same file.
@@ -132,7 +128,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
 }
 
 /// Refuses a run directory that this rank cannot see, because the first rank made it on another machine.
-fn refuse_unseen(path: &Path) -> Result<(), Failure> {
+fn refuse_unseen(path: &Path) -> Result {
     if path.join("config.toml").is_file() {
         return Ok(());
     }
@@ -144,7 +140,7 @@ fn refuse_unseen(path: &Path) -> Result<(), Failure> {
 }
 
 /// Makes a rank's own folder, writes the rank's plan, and starts its log there.
-fn begin_own(own: &Path, plan: &Plan) -> Result<(), Failure> {
+fn begin_own(own: &Path, plan: &Plan) -> Result {
     std::fs::create_dir_all(own).map_err(Failure::file(own))?;
     write(own, "plan.json", &as_json(plan)?)?;
     let log = own.join("log.txt");
@@ -152,7 +148,7 @@ fn begin_own(own: &Path, plan: &Plan) -> Result<(), Failure> {
 }
 
 /// Makes the folder that `flag` names, before anything is computed for it.
-pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
+pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result {
     std::fs::create_dir_all(folder).map_err(|error| {
         let folder = folder.display();
         Failure::Usage(format!(
@@ -165,7 +161,7 @@ pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 /// It is not empty, or another command writes into it.
-pub(crate) fn make_model_folder(folder: &Path) -> Result<ModelLock, Failure> {
+pub(crate) fn make_model_folder(folder: &Path) -> Result<ModelLock> {
     make_folder(folder, "--out")?;
     let lock = ModelLock::take(folder, "--out")?;
     // Another command may have written there before it was locked.
@@ -183,10 +179,7 @@ const MODEL_FILES: [&str; 4] = [
 
 /// Refuses a folder that has a model, because it may be all that is left of a long run. `companions` are files that
 /// would be written with a model. The files of a model that was not written completely do not count.
-pub(crate) fn refuse_model<'a>(
-    folder: &Path,
-    companions: impl Iterator<Item = &'a str>,
-) -> Result<(), Failure> {
+pub(crate) fn refuse_model<'a>(folder: &Path, companions: impl Iterator<Item = &'a str>) -> Result {
     let is_there = |name: &&str| folder.join(name).symlink_metadata().is_ok();
     let is_cut_short = is_there(&".unfinished") && !is_there(&"config.json");
     match MODEL_FILES.into_iter().chain(companions).find(is_there) {
@@ -200,7 +193,7 @@ pub(crate) fn refuse_model<'a>(
 }
 
 /// Refuses a folder that is not empty, because its files may be the user's.
-pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
+pub(crate) fn refuse_non_empty(folder: &Path) -> Result {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

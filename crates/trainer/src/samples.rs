@@ -1,6 +1,6 @@
 //! How a configuration describes the data.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use data::{Dataset, Format, Inputs, Options, Packing, Split};
 use session::Evaluation;
 use settings::{AttentionBackend, Config, RunOptions, check};
@@ -81,7 +81,7 @@ pub(crate) fn evaluation_options(config: &Config, seq_is_explicit: bool) -> Opti
 }
 
 /// What evaluations during training read, in the same way.
-pub(crate) fn held_out_options(config: &Config) -> Result<Options, Failure> {
+pub(crate) fn held_out_options(config: &Config) -> Result<Options> {
     let prepared = config.data.path.clone().map(Inputs::unweighted);
     let prepared = prepared.filter(|data| data.paths().all(Path::is_dir));
     let chosen = config.eval.path.clone();
@@ -100,7 +100,7 @@ pub(crate) fn held_out_options(config: &Config) -> Result<Options, Failure> {
 }
 
 /// Refuses data without any target.
-pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Result<(), Failure> {
+pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Result {
     match evaluation.targets {
         0 => Err(Failure::Usage(format!(
             "nothing to evaluate on: no token is a target ({})",
@@ -115,11 +115,7 @@ pub(crate) fn refuse_nothing(evaluation: &Evaluation, dataset: &Dataset) -> Resu
 ///
 /// # Errors
 /// If this would be too many steps.
-pub(crate) fn steps(
-    config: &Config,
-    options: &RunOptions,
-    data: &Dataset,
-) -> Result<usize, Failure> {
+pub(crate) fn steps(config: &Config, options: &RunOptions, data: &Dataset) -> Result<usize> {
     let Some(epochs) = config.train.epochs else {
         return Ok(config.train.steps);
     };

@@ -1,6 +1,6 @@
 //! Worker threads.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 
 /// The number of threads asked for, but at most one for each usable processor: more would wait for each other.
 pub(crate) fn threads_of(asked: Option<usize>) -> usize {
@@ -22,7 +22,7 @@ pub(crate) fn threads_of(asked: Option<usize>) -> usize {
 }
 
 /// Makes the main thread a worker of the pool, so that operations start without changing threads.
-pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
+pub(crate) fn start_threads(threads: Option<usize>) -> Result {
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads_of(threads))
         .use_current_thread();

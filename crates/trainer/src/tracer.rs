@@ -1,7 +1,7 @@
 //! `--trace`: records what a step did to memory and what its queues worked on, for pictures.
 
 use crate::device::{DeviceStep, OpenDevice};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use kernels::Kernels;
 use kernels::timed::{self, Timings};
 use kernels::timeline::{Span, Timeline};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// [`Failure::Usage`] if pictures are asked for without a folder.
-pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure> {
+pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>> {
     match &resolved.options.trace {
         Some(Some(folder)) => Ok(Some(folder)),
         // The configuration of a run that drew its own.
@@ -29,7 +29,7 @@ pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure
 ///
 /// # Errors
 /// If the folder cannot be written, or no session can be made from the settings.
-pub(crate) fn draw_plan(folder: &Path, config: &Config) -> Result<(), Failure> {
+pub(crate) fn draw_plan(folder: &Path, config: &Config) -> Result {
     let device = config.device();
     let (history, spans) = planner::trace(&Settings::new(config)?, device.target())?;
     let trace = Trace {
@@ -72,11 +72,7 @@ impl Tracer {
     ///
     /// # Errors
     /// As [`OpenDevice::kernels`].
-    pub(crate) fn kernels(
-        &self,
-        device: &OpenDevice,
-        step: &DeviceStep,
-    ) -> Result<Box<Kernels>, Failure> {
+    pub(crate) fn kernels(&self, device: &OpenDevice, step: &DeviceStep) -> Result<Box<Kernels>> {
         device.timed_kernels(step, &self.memory, &self.timings, Some(&self.timeline))
     }
 
@@ -103,7 +99,7 @@ impl Tracer {
         device: &str,
         refused: Option<RefusedLease>,
         folder: &Path,
-    ) -> Result<PathBuf, Failure> {
+    ) -> Result<PathBuf> {
         self.stop();
         let (history, spans) = self.recorded.take().unwrap_or_default();
         let trace = Trace {

@@ -17,7 +17,7 @@ mod totals;
 use crate::adapters::BaseModel;
 use crate::decisions::Decided;
 use crate::device::{DeviceStep, OpenDevice};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::job::{Begun, FailedCommand, Job, together};
 use crate::model_tokens::{ModelTokens, describe};
@@ -52,7 +52,7 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), F
     together(Rc::new(job), |job| train_in(job, resolved))
 }
 
-fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
+fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
@@ -145,7 +145,7 @@ impl Run {
     fn open(
         job: &Rc<Job>,
         mut prepared: Prepared,
-    ) -> Result<(Run, DeviceStep, Dataset, Option<Resumed>), Failure> {
+    ) -> Result<(Run, DeviceStep, Dataset, Option<Resumed>)> {
         let (evaluation_inputs, mut saver) = job.agree(prepared.open_companions(job))?;
         let evaluated = evaluation_inputs.fingerprint();
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
@@ -201,7 +201,7 @@ impl Run {
     }
 
     /// Writes what comes before the first step.
-    fn begin(&mut self, goes_on: bool) -> Result<(), Failure> {
+    fn begin(&mut self, goes_on: bool) -> Result {
         let is_worth_it = self.resolved.config.batch.accum >= GRAPHS_FROM_ACCUM;
         if let (Some(reason), "cuda", true) = (self.plan.graphs_off, self.plan.device, is_worth_it)
         {
@@ -221,7 +221,7 @@ impl Run {
     }
 
     /// Resumes in the checkpoint's run. Before this, nothing of that run has been changed.
-    fn go_on(&mut self, resumed: &Resumed) -> Result<(), Failure> {
+    fn go_on(&mut self, resumed: &Resumed) -> Result {
         if resumed.run().is_some() {
             self.records.cut(self.made.steps)?;
         }
@@ -239,12 +239,7 @@ impl Run {
     }
 
     /// Loads the model and makes all steps.
-    fn steps(
-        &mut self,
-        step: DeviceStep,
-        batches: Batches,
-        resumed: Option<&Resumed>,
-    ) -> Result<(), Failure> {
+    fn steps(&mut self, step: DeviceStep, batches: Batches, resumed: Option<&Resumed>) -> Result {
         self.position = batches.position();
         self.is_told_of_pass = self.position.epoch > 0;
         let loaded = self.load(step, resumed);
@@ -275,11 +270,7 @@ impl Run {
     }
 
     /// Makes all steps, and writes what is left to write.
-    fn make_and_finish(
-        &mut self,
-        session: &mut Session,
-        batches: &mut Prefetched,
-    ) -> Result<(), Failure> {
+    fn make_and_finish(&mut self, session: &mut Session, batches: &mut Prefetched) -> Result {
         let made = self.make_steps(session, batches);
         if let Some(tracer) = &mut self.tracer {
             tracer.stop();
@@ -319,7 +310,7 @@ impl Run {
 
     /// Writes the model to `--save-final`. If that fails, a single process saves its state, unless it is saved already.
     /// Several ranks end with the failure.
-    fn export(&mut self, session: &mut Session) -> Result<(), Failure> {
+    fn export(&mut self, session: &mut Session) -> Result {
         let Some(folder) = &self.save_final else {
             return Ok(());
         };
@@ -353,11 +344,7 @@ impl Run {
     }
 
     /// Starts step after step. Each is recorded once it is known to be done.
-    fn make_steps(
-        &mut self,
-        session: &mut Session,
-        batches: &mut Prefetched,
-    ) -> Result<(), Failure> {
+    fn make_steps(&mut self, session: &mut Session, batches: &mut Prefetched) -> Result {
         if self.is_pending {
             self.between_steps(session, self.made.steps)?;
         }

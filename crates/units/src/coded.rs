@@ -3,7 +3,7 @@
 
 use half::bf16;
 use kernels::quantise::{dequantise_block, quantise_absmax, quantise_blocks};
-use kernels::{DequantiseBytes, DequantiseNf4, KernelError, Kernels};
+use kernels::{DequantiseBytes, DequantiseNf4, Kernels, Result};
 use memory::{Arena, Codes, DType, Entry, In, Out};
 use std::ops::Range;
 
@@ -12,12 +12,7 @@ fn codes_of(entry: &Entry) -> Codes {
 }
 
 /// Writes the values of a matrix, of which these are all bytes, in the type of `out`.
-pub(crate) fn widen(
-    kernels: &Kernels,
-    entry: &Entry,
-    bytes: In,
-    out: Out,
-) -> Result<(), KernelError> {
+pub(crate) fn widen(kernels: &Kernels, entry: &Entry, bytes: In, out: Out) -> Result {
     let codes = codes_of(entry);
     let places = codes.places(entry.elements());
     let [stored, absmax_codes, absmax, offset] = [
@@ -65,8 +60,8 @@ impl Filling {
         entry: &Entry,
         range: Range<usize>,
         (dtype, bytes): (DType, &[u8]),
-        mut write: impl FnMut(CodeBytes) -> Result<(), KernelError>,
-    ) -> Result<bool, KernelError> {
+        mut write: impl FnMut(CodeBytes) -> Result,
+    ) -> Result<bool> {
         let codes = codes_of(entry);
         let places = codes.places(entry.elements());
         if range.start == entry.offset {
@@ -123,8 +118,8 @@ pub(crate) fn set_code_bytes(
     arena: &mut Arena,
     matrix: &Range<usize>,
     set: &CodeBytes,
-    mut write: impl FnMut(Out, &[u8]) -> Result<(), KernelError>,
-) -> Result<(), KernelError> {
+    mut write: impl FnMut(Out, &[u8]) -> Result,
+) -> Result {
     for held in arena.held().within(matrix).ranges() {
         let own = arena.types().byte_range_of_codes(held);
         let start = own.start.max(set.first);
@@ -142,8 +137,8 @@ pub(crate) fn read(
     entry: &Entry,
     range: Range<usize>,
     (dtype, out): (DType, &mut [u8]),
-    bytes_of: impl Fn(Range<usize>) -> Result<Vec<u8>, KernelError>,
-) -> Result<(), KernelError> {
+    bytes_of: impl Fn(Range<usize>) -> Result<Vec<u8>>,
+) -> Result {
     let codes = codes_of(entry);
     let places = codes.places(entry.elements());
     let (block, bytes) = codes.block();

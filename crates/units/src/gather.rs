@@ -1,7 +1,7 @@
 //! Gathers the pieces or shards of a bundle from the ranks that have them.
 
 use crate::Ranks;
-use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
+use kernels::{Exchange, ExchangeBytes, Kernels, Queue, Result, Traffic};
 use memory::{Cover, In, Layout, Out, Rank, Types};
 use std::ops::Range;
 
@@ -9,10 +9,7 @@ const COMPLETE: &str = "what a rank has is complete before the others get it";
 const ALL_CAME: &str = "what all ranks have has come before it is read";
 
 /// Starts gatherings by `ask`. They wait for the computation so far, and the computation then waits for them.
-pub(crate) fn gathered(
-    kernels: &Kernels,
-    ask: impl FnOnce() -> Result<(), KernelError>,
-) -> Result<(), KernelError> {
+pub(crate) fn gathered(kernels: &Kernels, ask: impl FnOnce() -> Result) -> Result {
     kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPLETE)?;
     ask()?;
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
@@ -81,7 +78,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
     (gathering, types): (BundleToGather<'a>, &Types),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
-) -> Result<Traffic, KernelError> {
+) -> Result<Traffic> {
     let bytes = gathering.bytes(types);
     let list = move || {
         let of = |rank: Rank| {
@@ -112,7 +109,7 @@ pub(crate) unsafe fn gather<'a>(
     bytes: ExchangeBytes,
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
-) -> Result<(), KernelError> {
+) -> Result {
     let list = move || {
         let is_there = own.is_none();
         let places = places().into_iter();
@@ -150,13 +147,13 @@ pub(crate) fn places_by_owner<'a>(
 /// reads what is received.
 ///
 /// # Errors
-/// [`KernelError`] if the device or another rank fails.
+/// `KernelError` if the device or another rank fails.
 pub unsafe fn exchange_stages<'a>(
     kernels: &Kernels,
     ranks: &'a Ranks,
     bytes: &[u64],
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
-) -> Result<Traffic, KernelError> {
+) -> Result<Traffic> {
     let (own, stages) = (bytes[ranks.stage.number], ranks.stage.of);
     let bytes = ExchangeBytes::new((stages as u64 - 1) * own, bytes.iter().sum::<u64>() - own);
     let list = move || {

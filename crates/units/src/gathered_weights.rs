@@ -1,7 +1,7 @@
 //! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
-use kernels::{Event, KernelError, Kernels, Queue, Traffic};
+use kernels::{Event, Kernels, Queue, Result, Traffic};
 use memory::{Arena, Cover, Rank};
 
 const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
@@ -70,11 +70,7 @@ impl GatheredWeights {
 
     /// Starts gathering all bundles that are kept whole, the vectors first, then the units in the order of their use. Shards come
     /// when their units do ([`GatheredWeights::bring_shard`]): they may cross a slow link, and all exchanges go in one order.
-    pub(crate) fn start(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn start(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, UPDATED)?;
         for kept in &mut self.bundles {
             kept.is_owed = kept.what.is_some();
@@ -97,7 +93,7 @@ impl GatheredWeights {
         kernels: &Kernels,
         arena: &mut Arena,
         unit: usize,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let before = self.traffic;
         self.gather(kernels, arena, unit)?;
         self.in_passes = self.in_passes.plus(self.traffic.since(before));
@@ -105,12 +101,7 @@ impl GatheredWeights {
     }
 
     /// Starts gathering a bundle, if others' updates of it are owed.
-    fn gather(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-        index: usize,
-    ) -> Result<(), KernelError> {
+    fn gather(&mut self, kernels: &Kernels, arena: &mut Arena, index: usize) -> Result {
         let kept = &mut self.bundles[index];
         let Some(what) = kept.what.filter(|_| std::mem::take(&mut kept.is_owed)) else {
             return Ok(());
@@ -140,7 +131,7 @@ impl GatheredWeights {
     }
 
     /// Makes the computation wait for a unit and for the vectors.
-    pub(crate) fn used(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
+    pub(crate) fn used(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let vectors = self.bundles.len() - 1;
         for index in [vectors, unit] {
             if let Some(came) = self.bundles[index].came.take() {
@@ -151,11 +142,7 @@ impl GatheredWeights {
     }
 
     /// Gathers all that is owed, and makes the computation wait for it.
-    pub(crate) fn wait_until_gathered(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_gathered(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         for index in 0..self.bundles.len() {
             self.gather(kernels, arena, index)?;
         }

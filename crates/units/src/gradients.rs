@@ -6,7 +6,7 @@ use crate::reduction::Reducing;
 use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
 use crate::{Ranks, UnitError};
-use kernels::{Init, KernelError, Kernels, Traffic};
+use kernels::{Init, Kernels, Result, Traffic};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Category, DType, Home, In, Layer, Layout, Memory, Out,
     OutOfMemory,
@@ -325,8 +325,8 @@ impl Gradients {
     /// Lets the backward pass add to any vectors of its virtual stage, also where no unit is open.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn open_vectors(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn open_vectors(&mut self, kernels: &Kernels) -> Result {
         match &mut self.reducing {
             Some(reducing) => {
                 reducing.wait_until_sent(kernels, reducing.vectors_of(self.virtual_stage))
@@ -360,13 +360,13 @@ impl Gradients {
     /// until [`Gradients::release`].
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
+    /// `KernelError` if the device or another rank fails.
     pub fn close(
         &mut self,
         kernels: &Kernels,
         OpenUnit(unit): OpenUnit,
         of: (bool, bool),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if self.has_trained(unit) {
             self.send(kernels, unit, of)?;
         }
@@ -379,7 +379,7 @@ impl Gradients {
         kernels: &Kernels,
         unit: usize,
         (is_own, is_last_micro_batch): (bool, bool),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if self.reducing.is_some() {
             return match is_own {
                 true => self.add_up(kernels, unit, is_last_micro_batch),
@@ -399,12 +399,7 @@ impl Gradients {
     }
 
     /// Starts adding up a bundle over ranks, if that is due.
-    fn add_up(
-        &mut self,
-        kernels: &Kernels,
-        bundle: usize,
-        is_last_micro_batch: bool,
-    ) -> Result<(), KernelError> {
+    fn add_up(&mut self, kernels: &Kernels, bundle: usize, is_last_micro_batch: bool) -> Result {
         let reducing = self.reducing.as_mut().expect("asked where there are ranks");
         if !(reducing.ranks.adds_every_micro_batch() || is_last_micro_batch) {
             return Ok(());
@@ -424,8 +419,8 @@ impl Gradients {
     /// After a micro-batch's backward pass, whose vectors of the virtual stage are complete: adds them up over ranks, if that is due.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub fn add_up_vectors(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
+    /// `KernelError` if the device or another rank fails.
+    pub fn add_up_vectors(&mut self, kernels: &Kernels, is_last: bool) -> Result {
         match &self.reducing {
             Some(reducing) => {
                 self.add_up(kernels, reducing.vectors_of(self.virtual_stage), is_last)
@@ -439,7 +434,7 @@ impl Gradients {
     ///
     /// # Errors
     /// As [`Gradients::add_up_vectors`].
-    pub fn end_pass(&mut self, kernels: &Kernels, is_complete: bool) -> Result<(), KernelError> {
+    pub fn end_pass(&mut self, kernels: &Kernels, is_complete: bool) -> Result {
         if let Some(reducing) = &mut self.reducing {
             let into = (&mut self.resident, &mut self.grains);
             reducing.end_pass(kernels, is_complete, into)?;
@@ -448,7 +443,7 @@ impl Gradients {
     }
 
     /// Gives back the memory of all sent units except `but`.
-    fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result<(), KernelError> {
+    fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result {
         let streamed = self.streamed.as_mut();
         streamed.map_or(Ok(()), |streamed| streamed.give_back(kernels, but))
     }
@@ -466,8 +461,8 @@ impl Gradients {
     /// Drops everything after a pass that ended early. The host waits for copies under way.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails. Nothing is left on the device then either.
-    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails. Nothing is left on the device then either.
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result {
         let streamed = self.streamed.as_ref();
         let has_units = streamed.is_some_and(|streamed| !streamed.here.is_empty());
         let reducing = self.reducing.as_ref();
@@ -495,8 +490,8 @@ impl Gradients {
     /// grains. Stages of a pipeline first get each other's vectors, once none waits for a pass any more.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub fn sum_grains(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device or another rank fails.
+    pub fn sum_grains(&mut self, kernels: &Kernels) -> Result {
         let layout = self.resident.layout().clone();
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.stage.of > 1) {
             gathered(kernels, || {
@@ -534,7 +529,7 @@ impl Gradients {
         Ok(())
     }
 
-    fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
+    fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let cover = &self.resident.layout().units()[unit].trained;
         let streamed = self.streamed.as_ref().expect("the unit is open");
         let on_device = streamed.of(unit);
@@ -575,13 +570,8 @@ impl Gradients {
     /// Copies the gradient of a range of one tensor, between steps. A matrix's gradient must not have been released.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or `bytes` have another size.
-    pub fn read(
-        &self,
-        kernels: &Kernels,
-        range: &Range<usize>,
-        bytes: &mut [u8],
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails, or `bytes` have another size.
+    pub fn read(&self, kernels: &Kernels, range: &Range<usize>, bytes: &mut [u8]) -> Result {
         match self.on_host(range) {
             None => kernels.download(bytes, self.flat(range)),
             Some(x) => {
@@ -595,12 +585,7 @@ impl Gradients {
     ///
     /// # Errors
     /// As [`Gradients::read`].
-    pub fn store(
-        &mut self,
-        kernels: &Kernels,
-        range: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), KernelError> {
+    pub fn store(&mut self, kernels: &Kernels, range: Range<usize>, bytes: &[u8]) -> Result {
         kernels.upload(self.resident.flat_mut(range), bytes)
     }
 

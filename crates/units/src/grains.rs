@@ -3,7 +3,7 @@
 
 use crate::Ranks;
 use crate::gather::{exchange_stages, gather, places_by_owner};
-use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
+use kernels::{ExchangeBytes, Kernels, NormGrains, Result};
 use memory::{
     Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory, Rank,
 };
@@ -35,7 +35,7 @@ impl Grains {
         kernels: &Kernels,
         cover: &Cover,
         of: impl Fn(Range<usize>) -> In<'a>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         for (range, grains) in grains_of(&self.layout, cover) {
             let grains = self.sums.view_mut().rows(grains);
             let x = of(range);
@@ -45,7 +45,7 @@ impl Grains {
     }
 
     /// Gathers the sums of all ranks, each of which has summed the grains of its own elements.
-    pub(crate) fn gather(&mut self, kernels: &Kernels, rank: Rank) -> Result<(), KernelError> {
+    pub(crate) fn gather(&mut self, kernels: &Kernels, rank: Rank) -> Result {
         let layout = self.layout.clone();
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
         let ranks = move || (0..rank.of).collect();
@@ -69,11 +69,7 @@ impl Grains {
     }
 
     /// Gives the other stages of a pipeline this stage's grains, and gets theirs. Every rank of this stage has them all by then.
-    pub(crate) fn gather_stages(
-        &mut self,
-        kernels: &Kernels,
-        ranks: &Ranks,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn gather_stages(&mut self, kernels: &Kernels, ranks: &Ranks) -> Result {
         let grain_bytes = self.sums.dtype().size_in_bytes();
         let stages = 0..ranks.stage.of;
         let grains: Vec<_> = stages

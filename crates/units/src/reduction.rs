@@ -11,9 +11,7 @@ use crate::grains::Grains;
 use crate::stream::OnDevice;
 use crate::sums_on_host::SumsOnHost;
 use crate::{Ranks, UnitError};
-use kernels::{
-    Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
-};
+use kernels::{Event, Exchange, ExchangeBytes, Init, Kernels, Queue, Result, SumInOrder, Traffic};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, Home, In, Layout, Memory,
     OutOfMemory, PARAMETER_PADDING, Rank,
@@ -175,11 +173,7 @@ impl Reducing {
     }
 
     /// Makes the computation wait until own gradients of a bundle have been sent, so that they may be overwritten.
-    pub(crate) fn wait_until_sent(
-        &mut self,
-        kernels: &Kernels,
-        bundle: usize,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_sent(&mut self, kernels: &Kernels, bundle: usize) -> Result {
         let sent = self.sent[bundle].take();
         sent.map_or(Ok(()), |sent| kernels.wait(Queue::Compute, sent, SENT))
     }
@@ -191,7 +185,7 @@ impl Reducing {
         kernels: &Kernels,
         (bundle, is_last): (usize, bool),
         (arena, others, units): (&mut Arena, &[Arena], &[&OnDevice]),
-    ) -> Result<Event, KernelError> {
+    ) -> Result<Event> {
         let computed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, computed, COMPUTED)?;
         for number in 0..self.buckets.of(bundle).len() {
@@ -228,7 +222,7 @@ impl Reducing {
         kernels: &Kernels,
         ((bundle, number), is_last): ((usize, usize), bool),
         own: impl Fn(&Range<usize>, usize) -> In<'a>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let buckets = self.buckets.of(bundle);
         let bucket = &buckets[number];
         let count = self.slots.len();
@@ -280,7 +274,7 @@ impl Reducing {
     }
 
     /// Adds up the bucket that was exchanged first.
-    fn sum_oldest(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+    fn sum_oldest(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         let number = (self.asked - self.in_flight.len()) % self.slots.len();
         let Some(in_flight) = self.in_flight.pop_front() else {
             return Ok(());
@@ -322,7 +316,7 @@ impl Reducing {
     }
 
     /// Makes the computation wait for all sums that were started.
-    fn finish(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+    fn finish(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         while !self.in_flight.is_empty() {
             self.sum_oldest(kernels, arena)?;
         }
@@ -336,7 +330,7 @@ impl Reducing {
         kernels: &Kernels,
         is_complete: bool,
         (arena, grains): (&mut Arena, &mut Grains),
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         if is_complete || self.on_host.is_some() {
             self.finish(kernels, arena)?;
         }
@@ -346,11 +340,7 @@ impl Reducing {
 
     /// Gives the other stages of a pipeline the sums of this rank's piece of the vectors of this stage, and gets theirs: every stage
     /// updates all vectors. The sums must be complete, and the computation must already wait for them.
-    pub(crate) fn share_vectors(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn share_vectors(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         let sums = self.sums.as_mut().unwrap_or(arena);
         let piece = sums
             .layout()
@@ -376,11 +366,7 @@ impl Reducing {
     }
 
     /// Gives the step's sums to all ranks of this stage. They must be complete, and the computation must already wait for them.
-    pub(crate) fn share(
-        &mut self,
-        kernels: &Kernels,
-        arena: &mut Arena,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn share(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         let mut sent = Traffic::default();
         let (layout, types) = (arena.layout().clone(), arena.types().clone());
         for bundle in self.buckets.divided() {

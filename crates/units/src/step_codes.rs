@@ -2,7 +2,7 @@
 //! device, in pinned host memory, or a shard on each rank. From its second use on, a unit comes as codes.
 
 use kernels::operation::Copy;
-use kernels::{Event, KernelError, Kernels, Queue, Traffic};
+use kernels::{Event, Kernels, Queue, Result, Traffic};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory,
 };
@@ -115,12 +115,7 @@ impl StepCodes {
 
     /// Keeps what this rank has of the codes of a range, unless they are kept already or not to be. They must not be overwritten before
     /// [`StepCodes::wait_until_gone`].
-    pub(crate) fn keep(
-        &mut self,
-        kernels: &Kernels,
-        range: &Range<usize>,
-        codes: In,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn keep(&mut self, kernels: &Kernels, range: &Range<usize>, codes: In) -> Result {
         if self.matrices.rows(range).is_none() || self.made.rows(range).is_some() {
             return Ok(());
         }
@@ -149,7 +144,7 @@ impl StepCodes {
     }
 
     /// Makes the computation wait until the codes that were kept last have gone to the host.
-    pub(crate) fn wait_until_gone(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_gone(&mut self, kernels: &Kernels) -> Result {
         let gone = self.gone.take();
         gone.map_or(Ok(()), |gone| kernels.wait(Queue::Compute, gone, GONE))
     }

@@ -1,6 +1,6 @@
 //! A unit's matrices on the device, or some of their elements, and the copies from and to the host.
 
-use kernels::{Event, KernelError, Kernels, Queue};
+use kernels::{Event, Kernels, Queue, Result};
 use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
@@ -45,11 +45,7 @@ impl OnDevice {
     }
 
     /// Starts copying elements of the host's arenas into a lease that was just taken.
-    pub(crate) fn fetch(
-        &mut self,
-        kernels: &Kernels,
-        from: &[(&Arena, Cover)],
-    ) -> Result<(), KernelError> {
+    pub(crate) fn fetch(&mut self, kernels: &Kernels, from: &[(&Arena, Cover)]) -> Result {
         self.free(kernels, Queue::Upload)?;
         for (host, cover) in from {
             for range in cover.ranges() {
@@ -64,7 +60,7 @@ impl OnDevice {
     }
 
     /// Makes a queue wait until the computation so far no longer uses the memory, which was just leased.
-    pub(crate) fn free(&self, kernels: &Kernels, queue: Queue) -> Result<(), KernelError> {
+    pub(crate) fn free(&self, kernels: &Kernels, queue: Queue) -> Result {
         kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
     }
 
@@ -80,7 +76,7 @@ impl OnDevice {
         kernels: &Kernels,
         host: &mut Arena,
         range: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         // SAFETY: the lease ends after the computation waits for `left` (`leave`). The host's copy is read by uploads
         // that wait for the computation after that, and by the host once the download queue is done.
         unsafe { kernels.start_download(host.raw_mut(range), self.arena.raw(range)) }?;
@@ -99,26 +95,26 @@ impl OnDevice {
     }
 
     /// Makes the computation wait for the copies that read the unit. The memory may be used again after that.
-    pub(crate) fn wait_until_left(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_left(&mut self, kernels: &Kernels) -> Result {
         let left = self.left.take();
         left.map_or(Ok(()), |left| kernels.wait(Queue::Compute, left, LEFT))
     }
 
     /// Ends the lease. The computation must already wait for what arrives, or the host must have waited for all queues.
-    pub(crate) fn leave(mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn leave(mut self, kernels: &Kernels) -> Result {
         self.wait_until_left(kernels)
     }
 }
 
 /// Waits for all queues of this rank that may read or write units.
-pub(crate) fn finish_all(kernels: &Kernels) -> Result<(), KernelError> {
+pub(crate) fn finish_all(kernels: &Kernels) -> Result {
     let queues = [Queue::Update, Queue::Upload, Queue::Download];
     let finished = queues.map(|queue| kernels.finish(kernels.record(queue)?));
     finished.into_iter().collect()
 }
 
 /// The bytes of a view of host memory, once all downloads have arrived. It is called between steps.
-pub(crate) fn host_bytes<'a>(kernels: &Kernels, x: In<'a>) -> Result<&'a [u8], KernelError> {
+pub(crate) fn host_bytes<'a>(kernels: &Kernels, x: In<'a>) -> Result<&'a [u8]> {
     kernels.finish(kernels.record(Queue::Download)?)?;
     Ok(x.cast(DType::U8).slice())
 }

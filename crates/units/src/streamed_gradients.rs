@@ -2,7 +2,7 @@
 
 use crate::UnitError;
 use crate::stream::OnDevice;
-use kernels::{Event, Fill, KernelError, Kernels, Queue, Traffic};
+use kernels::{Event, Fill, Kernels, Queue, Result, Traffic};
 use memory::{Arena, Category, Cover, Memory};
 
 const CAME: &str = "a unit of gradients has come before it is added to";
@@ -126,7 +126,7 @@ impl StreamedGradients {
     }
 
     /// Sends a unit to the host, if gradients live there.
-    pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
+    pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let StreamedGradients {
             host,
             here,
@@ -158,11 +158,7 @@ impl StreamedGradients {
     }
 
     /// Ends the leases of all sent units except `but`.
-    pub(crate) fn give_back(
-        &mut self,
-        kernels: &Kernels,
-        but: Option<usize>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result {
         let has_left = |open: &Open| {
             let on_device = &open.on_device;
             !open.is_open && on_device.has_been_sent() && Some(on_device.unit) != but
@@ -175,7 +171,7 @@ impl StreamedGradients {
 }
 
 /// Zeroes the padding behind a unit's tensors, because the norm and the update read it.
-fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result {
     let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
     padding.ranges().iter().try_for_each(|range| {
         let out = arena.flat_mut(range.clone());

@@ -6,7 +6,7 @@ use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::{StepCodes, copy_of_bytes};
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError, Zero};
-use kernels::{KernelError, Kernels, Queue, Traffic};
+use kernels::{Kernels, Queue, Result, Traffic};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::ops::Range;
 use std::rc::Rc;
@@ -110,7 +110,7 @@ impl StreamedWeights {
         kernels: &Kernels,
         unit: usize,
         range: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let StreamedWeights {
             host: Some(host),
             here,
@@ -130,11 +130,7 @@ impl StreamedWeights {
 
     /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
     /// of the unit must have been asked for.
-    pub(crate) fn gather_updated(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn gather_updated(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
             (self.gathers, &mut self.host)
         else {
@@ -226,13 +222,13 @@ impl StreamedWeights {
         Ok(())
     }
 
-    pub(crate) fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn end_pass(&mut self, kernels: &Kernels) -> Result {
         (self.order, self.used) = (Rc::new([]), 0);
         self.keep_only_wanted(kernels)
     }
 
     /// As [`crate::Weights::abandon`].
-    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result {
         let finished = finish_all(kernels);
         match self.gathers {
             None => self.here.clear(),
@@ -242,7 +238,7 @@ impl StreamedWeights {
         finished
     }
 
-    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result {
         let wanted = match self.is_kept {
             true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
             false => self.wanted(),
@@ -327,12 +323,7 @@ impl<'a> UnitSource<'a> {
     }
 
     /// Starts fetching some elements from the host into a lease that was just taken; none if they are not there.
-    fn fetch(
-        &self,
-        kernels: &Kernels,
-        here: &mut OnDevice,
-        cover: &Cover,
-    ) -> Result<Traffic, KernelError> {
+    fn fetch(&self, kernels: &Kernels, here: &mut OnDevice, cover: &Cover) -> Result<Traffic> {
         if !self.is_on_host {
             return Ok(Traffic::default());
         }
@@ -342,12 +333,7 @@ impl<'a> UnitSource<'a> {
     }
 
     /// Starts gathering a unit from the ranks of the shard group into a lease that was just taken.
-    fn gather(
-        &self,
-        kernels: &Kernels,
-        here: &mut OnDevice,
-        rank: Rank,
-    ) -> Result<Traffic, KernelError> {
+    fn gather(&self, kernels: &Kernels, here: &mut OnDevice, rank: Rank) -> Result<Traffic> {
         let unit = &self.layout.units()[here.unit];
         let shard = |bundle| self.layout.shard(bundle, rank);
         let own = Cover::joined(unit.bundles().map(shard));
@@ -385,12 +371,7 @@ impl<'a> UnitSource<'a> {
     }
 
     /// Copies some elements on the device: the ranges that ranks send may mix codes and what is stored.
-    fn copy(
-        &self,
-        kernels: &Kernels,
-        here: &mut OnDevice,
-        cover: &Cover,
-    ) -> Result<(), KernelError> {
+    fn copy(&self, kernels: &Kernels, here: &mut OnDevice, cover: &Cover) -> Result {
         for (arena, part) in self.arenas(cover) {
             for range in part.ranges() {
                 kernels.run(copy_of_bytes(here.arena.raw_mut(range), arena.raw(range)))?;

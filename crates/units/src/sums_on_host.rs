@@ -4,7 +4,7 @@
 use crate::UnitError;
 use crate::grains::Grains;
 use crate::stream::OnDevice;
-use kernels::{Event, KernelError, Kernels, Queue, Traffic};
+use kernels::{Event, Kernels, Queue, Result, Traffic};
 use memory::{Arena, Category, Memory, Rank};
 use std::ops::Range;
 
@@ -70,11 +70,7 @@ impl SumsOnHost {
     }
 
     /// A unit's sums, for [`Queue::Update`] to add to.
-    pub(crate) fn add_to(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<&mut OnDevice, KernelError> {
+    pub(crate) fn add_to(&mut self, kernels: &Kernels, unit: usize) -> Result<&mut OnDevice> {
         let mut here = self.here.iter_mut();
         let here = here.find(|here| here.on_device.unit == unit);
         let here = here.expect("sums are added to while they are on the device");
@@ -86,12 +82,7 @@ impl SumsOnHost {
     }
 
     /// Sends a unit's sums to the host, with all that was enqueued to be added to them.
-    pub(crate) fn send(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-        is_complete: bool,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize, is_complete: bool) -> Result {
         let summed = kernels.record(Queue::Update)?;
         kernels.wait(Queue::Download, summed, SUMMED)?;
         let mut here = self.here.iter_mut();
@@ -108,11 +99,7 @@ impl SumsOnHost {
     }
 
     /// Ends the leases of all sums that were sent. The squares of complete ones are summed first.
-    pub(crate) fn give_back(
-        &mut self,
-        kernels: &Kernels,
-        grains: &mut Grains,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn give_back(&mut self, kernels: &Kernels, grains: &mut Grains) -> Result {
         let has_left = |here: &UnitSums| here.on_device.has_been_sent();
         while let Some(index) = self.here.iter().position(has_left) {
             let mut here = self.here.swap_remove(index);

@@ -6,7 +6,7 @@ use crate::step_codes::StepCodes;
 use crate::stream::host_bytes;
 use crate::streamed_weights::{CAME_TO_BE_UPDATED, ResidentWeights, StreamedWeights};
 use crate::{Ranks, UnitError, Zero};
-use kernels::{KernelError, Kernels, Queue, Traffic};
+use kernels::{Kernels, Queue, Result, Traffic};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
     Out, OutOfMemory,
@@ -138,11 +138,11 @@ impl Weights {
     /// Writes the values of a matrix that is stored as codes, in the type of `out`. Its unit must be in use.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// `KernelError` if the device fails.
     ///
     /// # Panics
     /// If the matrix is not stored as codes.
-    pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result<(), KernelError> {
+    pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result {
         let unit = self.layout().unit_of(entry);
         let arena = match (&self.streamed, unit) {
             (Some(streamed), Some(unit)) => &streamed.of(unit).arena,
@@ -234,13 +234,8 @@ impl Weights {
     /// Copies a range of one tensor, between steps. This rank must hold it.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or `bytes` have another size.
-    pub fn read(
-        &self,
-        kernels: &Kernels,
-        range: Range<usize>,
-        bytes: &mut [u8],
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails, or `bytes` have another size.
+    pub fn read(&self, kernels: &Kernels, range: Range<usize>, bytes: &mut [u8]) -> Result {
         if let Some(index) = self.coded(&range) {
             let entry = &self.layout().entries()[index];
             return coded::read(entry, range, (self.dtype(), bytes), |part| {
@@ -262,7 +257,7 @@ impl Weights {
         kernels: &Kernels,
         matrix: &Range<usize>,
         part: Range<usize>,
-    ) -> Result<Vec<u8>, KernelError> {
+    ) -> Result<Vec<u8>> {
         if let Some(host) = self.host() {
             return Ok(host_bytes(kernels, host.raw(matrix).rows(part))?.to_vec());
         }
@@ -285,12 +280,7 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::read`].
-    pub fn store(
-        &mut self,
-        kernels: &Kernels,
-        range: Range<usize>,
-        bytes: &[u8],
-    ) -> Result<(), KernelError> {
+    pub fn store(&mut self, kernels: &Kernels, range: Range<usize>, bytes: &[u8]) -> Result {
         if let Some(index) = self.coded(&range) {
             return self.quantise_and_store(kernels, (index, range), bytes);
         }
@@ -314,13 +304,8 @@ impl Weights {
     /// Sets bytes of a matrix that is stored as codes, by its index in the layout, between steps.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn store_codes(
-        &mut self,
-        kernels: &Kernels,
-        entry: usize,
-        bytes: &CodeBytes,
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn store_codes(&mut self, kernels: &Kernels, entry: usize, bytes: &CodeBytes) -> Result {
         self.filling.remove(&entry);
         let matrix = self.layout().entries()[entry].padded_range();
         let arenas = (&mut self.resident, host_to_set(&mut self.streamed));
@@ -333,7 +318,7 @@ impl Weights {
         kernels: &Kernels,
         (index, range): (usize, Range<usize>),
         bytes: &[u8],
-    ) -> Result<(), KernelError> {
+    ) -> Result {
         let (dtype, layout) = (self.dtype(), self.layout().clone());
         let entry = &layout.entries()[index];
         let matrix = entry.padded_range();
@@ -424,8 +409,8 @@ impl Weights {
     /// Makes `queue` wait until the elements of a part's unit that are to be updated have arrived.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result {
         let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
         match (streamed, self.layout().unit_of_part(part)) {
             (Some(streamed), Some(unit)) => {
@@ -439,8 +424,8 @@ impl Weights {
     /// update.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result {
         let unit = self.comes_with(range);
         match (&mut self.streamed, unit) {
             (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
@@ -452,12 +437,8 @@ impl Weights {
     /// there. This rank's updates of it must have been asked for.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub fn gather_updated_unit(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device or another rank fails.
+    pub fn gather_updated_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let streamed = self.streamed.as_mut();
         streamed.map_or(Ok(()), |streamed| streamed.gather_updated(kernels, unit))
     }
@@ -466,8 +447,8 @@ impl Weights {
     /// computation must already wait for this rank's updates.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub fn gather_updated(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device or another rank fails.
+    pub fn gather_updated(&mut self, kernels: &Kernels) -> Result {
         let gathered = self.gathered.as_mut();
         gathered.map_or(Ok(()), |gathered| {
             gathered.start(kernels, &mut self.resident)
@@ -477,8 +458,8 @@ impl Weights {
     /// Makes the computation wait for the updates of other ranks.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device or another rank fails.
+    pub fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result {
         match &mut self.gathered {
             Some(gathered) => gathered.wait_until_gathered(kernels, &mut self.resident),
             None => Ok(()),
@@ -488,8 +469,8 @@ impl Weights {
     /// Ends a pass and drops all its units, so that each pass begins with the same leases and needs the same memory.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn end_pass(&mut self, kernels: &Kernels) -> Result {
         let streamed = self.streamed.as_mut();
         streamed.map_or(Ok(()), |streamed| streamed.end_pass(kernels))
     }
@@ -498,8 +479,8 @@ impl Weights {
     /// other ranks only where an update or a copy to the host waits for what they send, and then no longer than an exchange may take.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails. Nothing is left on the device then either.
-    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails. Nothing is left on the device then either.
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result {
         match &mut self.streamed {
             Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
             _ => Ok(()),
@@ -526,7 +507,7 @@ fn set_in_arenas(
     (resident, host): (&mut Arena, Option<&mut Arena>),
     matrix: &Range<usize>,
     bytes: &CodeBytes,
-) -> Result<(), KernelError> {
+) -> Result {
     set_code_bytes(resident, matrix, bytes, |out, bytes| {
         kernels.upload(out, bytes)
     })?;

@@ -3,7 +3,7 @@
 use crate::Weights;
 use crate::step_codes::StepCodes;
 use crate::streamed_weights::StreamedWeights;
-use kernels::{KernelError, Kernels};
+use kernels::{Kernels, Result};
 use memory::{Cover, In, Memory, Out, OutOfMemory, Unit};
 
 impl Weights {
@@ -75,13 +75,8 @@ impl Weights {
     /// [`Weights::wait_until_step_codes_are_kept`].
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn keep_step_codes(
-        &mut self,
-        kernels: &Kernels,
-        entries: &[usize],
-        codes: In,
-    ) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn keep_step_codes(&mut self, kernels: &Kernels, entries: &[usize], codes: In) -> Result {
         let joined = self.layout().joined(entries);
         match (&mut self.step_codes, joined) {
             (Some(kept), Some((range, _))) => kept.keep(kernels, &range, codes),
@@ -92,8 +87,8 @@ impl Weights {
     /// Makes the computation wait until the codes that were kept last are where they are kept.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn wait_until_step_codes_are_kept(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
+    /// `KernelError` if the device fails.
+    pub fn wait_until_step_codes_are_kept(&mut self, kernels: &Kernels) -> Result {
         let kept = self.step_codes.as_mut();
         kept.map_or(Ok(()), |kept| kept.wait_until_gone(kernels))
     }

@@ -2,6 +2,7 @@
 //! types, requests, error handlers.
 
 use crate::GroupError;
+use crate::Result;
 use crate::loading::functions;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -51,7 +52,7 @@ pub(super) struct MpiCalls<H> {
 
 impl<H: Copy> MpiCalls<H> {
     /// Turns a function's return value into a result.
-    fn checked(&self, function: &str, code: c_int) -> Result<(), GroupError> {
+    fn checked(&self, function: &str, code: c_int) -> Result {
         if code == 0 {
             return Ok(());
         }
@@ -76,7 +77,7 @@ impl<H: Copy> MpiCalls<H> {
     }
 
     /// Starts MPI for calls from this thread only. From then on functions return errors instead of ending the process.
-    pub(super) fn init(&self) -> Result<(), GroupError> {
+    pub(super) fn init(&self) -> Result {
         let mut provided = 0;
         let wanted = self.constants.funneled;
         let none = std::ptr::null_mut();
@@ -107,7 +108,7 @@ impl<H: Copy> MpiCalls<H> {
     }
 
     /// This rank and how many there are.
-    pub(super) fn rank_and_size(&self) -> Result<(usize, usize), GroupError> {
+    pub(super) fn rank_and_size(&self) -> Result<(usize, usize)> {
         let (mut rank, mut size) = (0, 0);
         let world = self.constants.world;
         // SAFETY: the handle is the library's own, and the number is written before it returns.
@@ -120,7 +121,7 @@ impl<H: Copy> MpiCalls<H> {
     }
 
     /// A communicator of all ranks, whose messages are separate from those of others.
-    pub(super) fn communicator(&self) -> Result<H, GroupError> {
+    pub(super) fn communicator(&self) -> Result<H> {
         let mut made = self.constants.world;
         // SAFETY: the handle is the library's own, and the new one is written before it returns.
         let code = unsafe { (self.functions.comm_dup)(self.constants.world, &mut made) };
@@ -138,7 +139,7 @@ impl<H: Copy> MpiCalls<H> {
         count: c_int,
         to: usize,
         communicator: H,
-    ) -> Result<H, GroupError> {
+    ) -> Result<H> {
         let (byte, mut request) = (self.constants.byte, self.constants.byte);
         // SAFETY: the caller's promise; the request is written before it returns.
         let code = unsafe {
@@ -166,7 +167,7 @@ impl<H: Copy> MpiCalls<H> {
         count: c_int,
         from: usize,
         communicator: H,
-    ) -> Result<H, GroupError> {
+    ) -> Result<H> {
         let (byte, mut request) = (self.constants.byte, self.constants.byte);
         // SAFETY: the caller's promise; the request is written before it returns.
         let code = unsafe {
@@ -185,7 +186,7 @@ impl<H: Copy> MpiCalls<H> {
     }
 
     /// The number of bytes received, if the request is done.
-    pub(super) fn done(&self, request: &mut H) -> Result<Option<c_int>, GroupError> {
+    pub(super) fn done(&self, request: &mut H) -> Result<Option<c_int>> {
         let (mut done, mut count) = (0, 0);
         let mut status = Status([0; 64]);
         // SAFETY: the request is one that was begun and not yet done; there is room for the status.

@@ -1,6 +1,7 @@
 //! Finds the MPI library.
 
 use crate::GroupError;
+use crate::Result;
 use crate::launch::Launcher;
 use crate::loading;
 use libloading::os::unix::{Library, RTLD_GLOBAL};
@@ -25,7 +26,7 @@ fn names(launcher: Launcher) -> &'static [&'static str] {
 }
 
 /// Loads the library that belongs to a launcher.
-pub(super) fn load(launcher: Launcher) -> Result<&'static Library, GroupError> {
+pub(super) fn load(launcher: Launcher) -> Result<&'static Library> {
     if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         return open(Path::new(&path)).map_err(|reason| {
             let path = path.to_string_lossy();

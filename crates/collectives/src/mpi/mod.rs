@@ -8,7 +8,7 @@ mod library;
 mod worker;
 
 use crate::launch::Launch;
-use crate::{Group, GroupError, Incoming, Outgoing, Patience, pieces};
+use crate::{Group, GroupError, Incoming, Outgoing, Patience, Result, pieces};
 use calls::MpiCalls;
 use interface::AnyCalls;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ pub(crate) struct Mpi {
 
 impl Mpi {
     /// Loads the launcher's library, and starts it.
-    pub(crate) fn start(launch: &Launch, patience: Patience) -> Result<Mpi, GroupError> {
+    pub(crate) fn start(launch: &Launch, patience: Patience) -> Result<Mpi> {
         let (jobs, asked) = channel();
         let (tell, started) = channel();
         let sent_bytes = Arc::new(AtomicU64::new(0));
@@ -92,12 +92,7 @@ impl Mpi {
         })
     }
 
-    fn transfer(
-        &self,
-        lane: Lane,
-        sends: &[Outgoing],
-        receives: &[Incoming],
-    ) -> Result<(), GroupError> {
+    fn transfer(&self, lane: Lane, sends: &[Outgoing], receives: &[Incoming]) -> Result {
         let rank = self.launch.rank;
         let (answer, answered) = channel();
         let transfer = Transfer {
@@ -135,7 +130,7 @@ fn work<H: Copy>(
     launch: &Launch,
     patience: Patience,
     sent_bytes: Arc<AtomicU64>,
-    tell: &Sender<Result<String, GroupError>>,
+    tell: &Sender<Result<String>>,
     asked: &Receiver<Job>,
 ) {
     let engine = calls.version();
@@ -173,14 +168,14 @@ impl Group for Mpi {
         self.engine.clone()
     }
 
-    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result {
         pieces::check(self.launch.size, sends, receives)?;
         // SAFETY: the caller's promise.
         unsafe { pieces::copy_own(self.launch.rank, sends, receives)? };
         self.transfer(Lane::Exchanges, sends, receives)
     }
 
-    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let _turn = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         pieces::share(
             self.launch.rank,

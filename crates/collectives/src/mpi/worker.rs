@@ -1,7 +1,7 @@
 //! The one thread that calls MPI.
 
 use super::calls::MpiCalls;
-use crate::{GroupError, Incoming, Outgoing, Patience, pieces};
+use crate::{GroupError, Incoming, Outgoing, Patience, Result, pieces};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ pub(super) struct Transfer {
     pub lane: Lane,
     pub sends: Vec<Outgoing>,
     pub receives: Vec<Incoming>,
-    pub answer: Sender<Result<(), GroupError>>,
+    pub answer: Sender<Result>,
 }
 
 /// The thread's state.
@@ -59,7 +59,7 @@ struct Underway<H> {
     lane: Lane,
     messages: Vec<Message<H>>,
     since: Instant,
-    answer: Sender<Result<(), GroupError>>,
+    answer: Sender<Result>,
 }
 
 struct Message<H> {
@@ -75,7 +75,7 @@ impl<H: Copy> Worker<H> {
         rank: usize,
         patience: Patience,
         sent_bytes: Arc<AtomicU64>,
-    ) -> Result<Self, GroupError> {
+    ) -> Result<Self> {
         Ok(Worker {
             exchanges: calls.communicator()?,
             shares: calls.communicator()?,
@@ -144,7 +144,7 @@ impl<H: Copy> Worker<H> {
     ///
     /// # Safety
     /// The pieces are alive until the messages are done.
-    unsafe fn messages(&self, transfer: &Transfer) -> Result<Vec<Message<H>>, GroupError> {
+    unsafe fn messages(&self, transfer: &Transfer) -> Result<Vec<Message<H>>> {
         let communicator = match transfer.lane {
             Lane::Exchanges => self.exchanges,
             Lane::Shares => self.shares,
@@ -222,12 +222,7 @@ impl<H: Copy> Worker<H> {
 
 impl<H: Copy> Underway<H> {
     /// Removes the messages that are done.
-    fn look(
-        &mut self,
-        calls: &MpiCalls<H>,
-        rank: usize,
-        patience: &Patience,
-    ) -> Result<(), GroupError> {
+    fn look(&mut self, calls: &MpiCalls<H>, rank: usize, patience: &Patience) -> Result {
         let mut failure = Ok(());
         self.messages.retain_mut(|message| {
             if failure.is_err() {

@@ -2,7 +2,7 @@
 
 use super::gathering::Gathering;
 use super::library::{CommConfig, Handle, INT8, NcclLibrary, UniqueId};
-use crate::{GroupError, Incoming, Outgoing, Patience};
+use crate::{Incoming, Outgoing, Patience, Result};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -41,7 +41,7 @@ impl Communicator {
         id: UniqueId,
         [rank, size]: [usize; 2],
         patience: &Patience,
-    ) -> Result<Communicator, GroupError> {
+    ) -> Result<Communicator> {
         let (slot, mut config) = (slot(), CommConfig::non_blocking());
         // SAFETY: the handle is written before it returns, and perhaps again later; the configuration is read.
         let code = unsafe {
@@ -65,7 +65,7 @@ impl Communicator {
     }
 
     /// Waits until the last call is complete: its work is queued.
-    fn wait_until_queued(&self, what: &str) -> Result<(), GroupError> {
+    fn wait_until_queued(&self, what: &str) -> Result {
         let begun = Instant::now();
         while !self.nccl.is_settled(self.handle, what)? {
             if begun.elapsed() > self.patience.timeout() {
@@ -87,7 +87,7 @@ impl Communicator {
         stream: *mut c_void,
         sends: &[Outgoing],
         receives: &[Incoming],
-    ) -> Result<u64, GroupError> {
+    ) -> Result<u64> {
         let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         let functions = &self.nccl.functions;
         if let Some(Gathering { from, to, bytes }) =
@@ -123,7 +123,7 @@ impl Communicator {
         stream: *mut c_void,
         sends: &[Outgoing],
         receives: &[Incoming],
-    ) -> Result<u64, GroupError> {
+    ) -> Result<u64> {
         let functions = &self.nccl.functions;
         let mut sent = 0;
         for piece in sends.iter().filter(|piece| piece.bytes > 0) {
@@ -147,12 +147,12 @@ impl Communicator {
     }
 
     /// Whether a queued exchange has failed since.
-    pub(super) fn check(&self) -> Result<(), GroupError> {
+    pub(super) fn check(&self) -> Result {
         self.nccl.is_settled(self.handle, "an exchange").map(|_| ())
     }
 
     /// Ends it in order, with the other ranks; may hang.
-    pub(super) fn end(&self) -> Result<(), GroupError> {
+    pub(super) fn end(&self) -> Result {
         // SAFETY: the communicator is alive, and not used after this.
         unsafe {
             let code = (self.nccl.functions.comm_finalize)(self.handle);

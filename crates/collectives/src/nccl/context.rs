@@ -2,6 +2,7 @@
 //! functions of CUDA's driver that this crate uses.
 
 use crate::GroupError;
+use crate::Result;
 use crate::loading::{functions, load};
 use libloading::os::unix::RTLD_LOCAL;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -49,7 +50,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The context of the GPU of that number, current in this thread from now on.
-    pub(super) fn of(ordinal: usize) -> Result<Context, GroupError> {
+    pub(super) fn of(ordinal: usize) -> Result<Context> {
         // SAFETY: a library of that name is CUDA's driver, which only initialises itself when it is loaded.
         let open = |name| unsafe { load(name, RTLD_LOCAL) };
         let library = open(NAMES[0])
@@ -78,14 +79,14 @@ impl Context {
     }
 
     /// Makes it current in the calling thread.
-    pub(super) fn enter(&self) -> Result<(), GroupError> {
+    pub(super) fn enter(&self) -> Result {
         // SAFETY: the context stays retained.
         let code = unsafe { (self.functions.ctx_set_current)(self.handle) };
         self.functions.checked("cuCtxSetCurrent", code)
     }
 
     /// Free bytes of the GPU's memory.
-    pub(super) fn free_bytes(&self) -> Result<u64, GroupError> {
+    pub(super) fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written before it returns.
         let code = unsafe { (self.functions.mem_get_info)(&mut free, &mut total) };
@@ -94,7 +95,7 @@ impl Context {
     }
 
     /// A stream that waits for no other.
-    pub(super) fn stream(&self) -> Result<*mut c_void, GroupError> {
+    pub(super) fn stream(&self) -> Result<*mut c_void> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the stream is written before it returns.
         let code = unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) };
@@ -103,7 +104,7 @@ impl Context {
     }
 
     /// Whether a stream of [`Context::stream`] has done all its work.
-    pub(super) fn is_done(&self, stream: *mut c_void) -> Result<bool, GroupError> {
+    pub(super) fn is_done(&self, stream: *mut c_void) -> Result<bool> {
         // SAFETY: the stream is alive.
         match unsafe { (self.functions.stream_query)(stream) } {
             NOT_READY => Ok(false),
@@ -112,7 +113,7 @@ impl Context {
     }
 
     /// Page-locked memory, which host and device use by the same addresses.
-    pub(super) fn memory(&self, bytes: usize) -> Result<*mut u8, GroupError> {
+    pub(super) fn memory(&self, bytes: usize) -> Result<*mut u8> {
         let mut memory = std::ptr::null_mut();
         // SAFETY: the address is written before it returns.
         let code =
@@ -122,7 +123,7 @@ impl Context {
     }
 
     /// Memory of the GPU.
-    pub(super) fn device_memory(&self, bytes: usize) -> Result<*mut u8, GroupError> {
+    pub(super) fn device_memory(&self, bytes: usize) -> Result<*mut u8> {
         let mut address = 0;
         // SAFETY: the address is written before it returns.
         let code = unsafe { (self.functions.mem_alloc)(&mut address, bytes) };
@@ -157,7 +158,7 @@ impl Context {
 }
 
 impl Functions {
-    fn checked(&self, what: &str, code: c_int) -> Result<(), GroupError> {
+    fn checked(&self, what: &str, code: c_int) -> Result {
         if code == SUCCESS {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! NCCL's functions.
 
 use crate::GroupError;
+use crate::Result;
 use crate::loading::{functions, load, reason};
 use libloading::os::unix::RTLD_LOCAL;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -99,7 +100,7 @@ pub(super) struct NcclLibrary {
 
 impl NcclLibrary {
     /// Loads it by its name, or from the path in [`VARIABLE`].
-    pub(super) fn load() -> Result<&'static NcclLibrary, GroupError> {
+    pub(super) fn load() -> Result<&'static NcclLibrary> {
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
         let path = path.unwrap_or_else(|| NAME.into());
         // SAFETY: a library of that name is NCCL, which only initialises itself when it is loaded.
@@ -137,7 +138,7 @@ impl NcclLibrary {
     }
 
     /// Turns a function's code into a result, for a communicator or none. A call still in progress has not failed.
-    pub(super) fn checked(&self, comm: Handle, what: &str, code: c_int) -> Result<(), GroupError> {
+    pub(super) fn checked(&self, comm: Handle, what: &str, code: c_int) -> Result {
         if matches!(code, SUCCESS | IN_PROGRESS) {
             return Ok(());
         }
@@ -164,7 +165,7 @@ impl NcclLibrary {
     }
 
     /// Whether a communicator's last call is complete.
-    pub(super) fn is_settled(&self, comm: Handle, what: &str) -> Result<bool, GroupError> {
+    pub(super) fn is_settled(&self, comm: Handle, what: &str) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and the state is written before it returns.
         let code = unsafe { (self.functions.comm_get_async_error)(comm, &mut state) };

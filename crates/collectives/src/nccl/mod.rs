@@ -11,7 +11,7 @@ mod rehearsal;
 use crate::launch::Launch;
 use crate::mpi::Mpi;
 use crate::sockets::Sockets;
-use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, Patience, pieces};
+use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, Patience, Result, pieces};
 use communicator::Communicator;
 use context::Context;
 pub use library::NCCL_CHANNELS;
@@ -57,7 +57,7 @@ enum Carrier {
 
 impl Carrier {
     /// Meets the other ranks, over MPI if there is one.
-    fn start(launch: &Launch, patience: Patience) -> Result<Carrier, GroupError> {
+    fn start(launch: &Launch, patience: Patience) -> Result<Carrier> {
         if launch.launcher.has_mpi() {
             return Mpi::start(launch, patience).map(Carrier::Mpi);
         }
@@ -73,7 +73,7 @@ impl Carrier {
         Sockets::meet(place, [launch.rank, launch.size], patience).map(Carrier::Sockets)
     }
 
-    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         match self {
             Carrier::Mpi(mpi) => mpi.share(bytes),
             Carrier::Sockets(sockets) => sockets.share(bytes),
@@ -81,7 +81,7 @@ impl Carrier {
     }
 
     /// The id that rank 0 makes.
-    fn id(&self, library: &NcclLibrary, rank: usize) -> Result<UniqueId, GroupError> {
+    fn id(&self, library: &NcclLibrary, rank: usize) -> Result<UniqueId> {
         let made = match rank {
             0 => unique_id(library).map(|id| id.0.to_vec()),
             _ => Ok(Vec::new()),
@@ -98,7 +98,7 @@ impl Carrier {
     }
 
     /// The largest of all ranks' numbers.
-    fn most(&self, own: u64) -> Result<u64, GroupError> {
+    fn most(&self, own: u64) -> Result<u64> {
         let all = self.share(&own.to_le_bytes())?.into_iter();
         let numbers = all.filter_map(|bytes| Some(u64::from_le_bytes(*bytes.as_array()?)));
         Ok(numbers.max().unwrap_or(own))
@@ -112,7 +112,7 @@ impl Nccl {
         ordinal: usize,
         patience: Patience,
         gathered_bytes: usize,
-    ) -> Result<Nccl, GroupError> {
+    ) -> Result<Nccl> {
         let library = NcclLibrary::load()?;
         let mut engine = library.version.clone();
         let carrier = Carrier::start(launch, patience.clone())?;
@@ -143,10 +143,7 @@ impl Nccl {
     }
 
     /// Makes a call unless an earlier one failed; after the first error every call returns it.
-    fn unless_over<T>(
-        &self,
-        ask: impl FnOnce(&Parts) -> Result<T, GroupError>,
-    ) -> Result<T, GroupError> {
+    fn unless_over<T>(&self, ask: impl FnOnce(&Parts) -> Result<T>) -> Result<T> {
         if let Some(error) = self.over.get() {
             return Err(error.clone());
         }
@@ -169,7 +166,7 @@ impl Nccl {
     }
 }
 
-fn unique_id(library: &NcclLibrary) -> Result<UniqueId, GroupError> {
+fn unique_id(library: &NcclLibrary) -> Result<UniqueId> {
     let mut id = UniqueId([0; 128]);
     // SAFETY: the id is written before it returns.
     let code = unsafe { (library.functions.get_unique_id)(&mut id) };
@@ -190,13 +187,13 @@ impl Group for Nccl {
         self.engine.clone()
     }
 
-    unsafe fn exchange(&self, _: &[Outgoing], _: &[Incoming]) -> Result<(), GroupError> {
+    unsafe fn exchange(&self, _: &[Outgoing], _: &[Incoming]) -> Result {
         Err(GroupError::Failed(
             "NCCL moves device memory, in a stream, and was asked to move host memory".into(),
         ))
     }
 
-    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.unless_over(|parts| parts.carrier.share(bytes))
     }
 
@@ -246,7 +243,7 @@ impl DeviceGroup for Nccl {
         stream: *mut c_void,
         sends: &[Outgoing],
         receives: &[Incoming],
-    ) -> Result<(), GroupError> {
+    ) -> Result {
         pieces::check(self.launch.size, sends, receives)?;
         // SAFETY: the caller's promise.
         let sent =
@@ -255,7 +252,7 @@ impl DeviceGroup for Nccl {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), GroupError> {
+    fn check(&self) -> Result {
         self.unless_over(|parts| parts.exchanges.check())
     }
 

@@ -3,7 +3,7 @@
 
 use super::communicator::Communicator;
 use super::context::Context;
-use crate::{GroupError, Incoming, Outgoing, Patience};
+use crate::{Incoming, Outgoing, Patience, Result};
 use std::time::{Duration, Instant};
 
 /// Pause between two polls of the stream.
@@ -20,7 +20,7 @@ pub(super) fn rehearse(
     [rank, size]: [usize; 2],
     patience: &Patience,
     gathered_bytes: usize,
-) -> Result<(), GroupError> {
+) -> Result {
     let (stream, goes) = (context.stream()?, context.memory(2 * BYTES[1])?);
     // SAFETY: there is room for what is received.
     let comes = unsafe { goes.add(BYTES[1]) };

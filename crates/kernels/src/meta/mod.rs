@@ -5,7 +5,7 @@ pub mod timeline;
 
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, Event, ExchangeBytes, KernelError, Kernels, Queue, Queues, Reading, Request, Target,
+    Backend, Event, ExchangeBytes, Kernels, Queue, Queues, Reading, Request, Result, Target,
     Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
@@ -106,7 +106,7 @@ impl Backend for Meta {
         &self.traffic
     }
 
-    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
         if let Request::Operation(operation) = &request {
             self.count(operation.multiplications());
         }
@@ -129,15 +129,15 @@ impl Backend for Meta {
         Ok(())
     }
 
-    unsafe fn write(&self, _out: Out, _bytes: &[u8]) -> Result<(), KernelError> {
+    unsafe fn write(&self, _out: Out, _bytes: &[u8]) -> Result {
         Ok(())
     }
 
-    unsafe fn read(&self, _bytes: &mut [u8], _x: In) -> Result<(), KernelError> {
+    unsafe fn read(&self, _bytes: &mut [u8], _x: In) -> Result {
         Ok(())
     }
 
-    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+    unsafe fn start_reading(&self, x: In) -> Result<Reading> {
         Ok(Reading::done(vec![0; x.bytes()]))
     }
 
@@ -159,12 +159,12 @@ impl Queues for Meta {
         self.rank
     }
 
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+    fn record(&self, queue: Queue) -> Result<Event> {
         let timeline = self.timeline.as_ref();
         Ok(timeline.map_or(Event::PAST, |timeline| timeline.record(queue)))
     }
 
-    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result {
         if let Some(timeline) = &self.timeline {
             timeline.wait(queue, event);
         }

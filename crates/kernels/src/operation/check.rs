@@ -1,10 +1,11 @@
 //! The parts that checks of operations are made of.
 
 use crate::KernelError;
+use crate::Result;
 use memory::{DType, Out};
 
 /// Ok, or why an operation does not fit.
-pub(crate) type Checked = Result<(), KernelError>;
+pub(crate) type Checked = Result;
 
 /// The checks of one operation.
 pub(crate) struct Check {

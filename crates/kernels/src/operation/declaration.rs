@@ -4,6 +4,7 @@ use super::Init;
 use super::check::Checked;
 use super::operand::{OperandPlace, OperandRow, OperandRule};
 use crate::KernelError;
+use crate::Result;
 use memory::{Dims, In, Out};
 
 /// Declares operations: structs whose tensors say what they must be.
@@ -171,7 +172,7 @@ pub(super) fn sizes<const N: usize>(
     operation: &'static str,
     name: &str,
     dims: impl AsRef<[usize]>,
-) -> Result<[usize; N], KernelError> {
+) -> Result<[usize; N]> {
     let dims = dims.as_ref();
     let sizes = dims.try_into();
     let refusal = || format!("`{name}` is {dims:?}, expected {N} dimensions");

@@ -43,6 +43,7 @@ mod router;
 mod sum_in_order;
 mod swiglu;
 
+use crate::Result;
 pub use adafactor::{
     AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateSquares,
     VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
@@ -82,7 +83,6 @@ pub use router::{
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
-use crate::KernelError;
 use check::Check;
 use contract::Contract;
 use memory::In;
@@ -231,7 +231,7 @@ impl Operation<'_> {
     }
 
     /// Refuses operands that do not fit. `widens` says whether matrix products may have bf16 operands.
-    pub(crate) fn check(&self, widens: bool) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, widens: bool) -> Result {
         self.contract().check(&Check {
             operation: self.name(),
             widens,

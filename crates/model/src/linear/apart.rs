@@ -3,7 +3,7 @@
 use super::{Linear, weight_gradient};
 use crate::adapter::OutputColumns;
 use crate::matrix::product;
-use crate::{ModelError, Pass};
+use crate::{Pass, Result};
 use kernels::Init;
 use memory::{Buffer, In, Out};
 
@@ -14,7 +14,7 @@ impl Linear {
         pass: &mut Pass,
         mut y: Vec<OutputColumns<Out>>,
         x: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.assert_one_weight();
         if !y.is_empty() {
             let weight = self.weight(pass)?;
@@ -33,7 +33,7 @@ impl Linear {
         pass: &mut Pass,
         dy: &[OutputColumns<In>],
         x: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.assert_one_weight();
         let kernels = pass.kernels();
         let Some((mut dweight, init)) = pass.accumulate(self.weights[0]) else {
@@ -53,7 +53,7 @@ impl Linear {
         mut dx: Out,
         mut init: Init,
         (dy, through): (&[OutputColumns<In>], Option<Buffer>),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.assert_one_weight();
         let weight = self.weight(pass)?;
         for OutputColumns { first, of } in dy {

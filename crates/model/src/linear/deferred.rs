@@ -1,7 +1,7 @@
 //! The backward pass of a linear layer that defers the gradients of its weights.
 
 use super::Linear;
-use crate::{Activation, ModelError, Pass};
+use crate::{Activation, Pass, Result};
 use memory::Buffer;
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ impl Linear {
         pass: &mut Pass,
         input: Activation,
         dy: Buffer,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         self.add_bias_gradients(pass, dy.view())?;
         let dy = Rc::new(dy);
         let x = pass.pull(input)?;

@@ -4,7 +4,7 @@ use super::Linear;
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Reader, TOGETHER};
 use crate::parameters::{ParameterId, PartParameters};
 use crate::pass::Work;
-use crate::{Activation, ModelError, Pass, Purpose};
+use crate::{Activation, Pass, Purpose, Result};
 use kernels::Init;
 use kernels::fp8::Fp8;
 use kernels::operation::ScaledMatmul;
@@ -63,7 +63,7 @@ impl Linear {
         &self,
         pass: &mut Pass,
         dy: In,
-    ) -> Result<Option<(Fp8Layer, Buffer)>, ModelError> {
+    ) -> Result<Option<(Fp8Layer, Buffer)>> {
         let Some((layer, format)) = self.fp8_of(pass) else {
             return Ok(None);
         };
@@ -83,7 +83,7 @@ impl Linear {
         layer: Fp8Layer,
         y: Out,
         (x, biases, init): (In, &[ParameterId], Init),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let is_coded = x.dtype().is_fp8();
         let of = (layer, Fp8Operand::Input);
         let made = (!is_coded).then(|| pass.quantised(of, Fp8::E4m3, x));
@@ -109,7 +109,7 @@ impl Linear {
         pass: &mut Pass,
         (layer, input): (Fp8Layer, Activation),
         dy: Buffer,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let x = pass.pull(input)?;
         let transposed = pass.transposed_input(layer, x.view())?;
         pass.release(input, x);
@@ -132,12 +132,7 @@ impl Linear {
     }
 
     /// `dW += dy^T x`, given codes of dy and those of x, transposed.
-    fn weight_gradient_fp8(
-        &self,
-        pass: &mut Pass,
-        layer: Fp8Layer,
-        (dy, x): (In, In),
-    ) -> Result<(), ModelError> {
+    fn weight_gradient_fp8(&self, pass: &mut Pass, layer: Fp8Layer, (dy, x): (In, In)) -> Result {
         let dy = pass.transposed("gradient_transposed", dy)?;
         let sites = [Fp8Operand::Gradient, Fp8Operand::Input];
         let sites = sites.map(|operand| pass.site(layer, operand));

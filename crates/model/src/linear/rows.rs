@@ -3,7 +3,7 @@
 
 use super::Linear;
 use crate::matrix::{WeightMatrix, product};
-use crate::{ModelError, Pass};
+use crate::{Pass, Result};
 use kernels::Init;
 use memory::{In, Out};
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(crate) struct LinearRows<'p> {
 
 impl Linear {
     /// Its matrix, to be used by rows.
-    pub(crate) fn rows<'p>(&self, pass: &'p Pass) -> Result<LinearRows<'p>, ModelError> {
+    pub(crate) fn rows<'p>(&self, pass: &'p Pass) -> Result<LinearRows<'p>> {
         let adapter = self.adapter.as_ref().filter(|_| pass.has_adapters());
         let factors = adapter.map(|adapter| adapter.factors(pass));
         Ok(LinearRows {
@@ -28,13 +28,7 @@ impl Linear {
 
 impl LinearRows<'_> {
     /// `out = x W^T`, with some rows of `W`.
-    pub(crate) fn forward(
-        &self,
-        pass: &Pass,
-        out: Out,
-        x: In,
-        rows: Range<usize>,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn forward(&self, pass: &Pass, out: Out, x: In, rows: Range<usize>) -> Result {
         let factors = self.factors.as_ref().map(|[a, b]| {
             let b = b.view().rows(rows.clone());
             [a.view().t(), b.t()]
@@ -44,13 +38,7 @@ impl LinearRows<'_> {
     }
 
     /// `out = x W`, with some rows of `W`.
-    pub(crate) fn by_columns(
-        &self,
-        pass: &Pass,
-        out: Out,
-        x: In,
-        rows: Range<usize>,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn by_columns(&self, pass: &Pass, out: Out, x: In, rows: Range<usize>) -> Result {
         let factors = self.factors.as_ref().map(|[a, b]| {
             let b = b.view().rows(rows.clone());
             [b, a.view()]
@@ -61,12 +49,7 @@ impl LinearRows<'_> {
 }
 
 /// `out = x weight`, and with factors `+ (x first) second`.
-fn multiply(
-    pass: &Pass,
-    mut out: Out,
-    x: In,
-    (weight, factors): (In, Option<[In; 2]>),
-) -> Result<(), ModelError> {
+fn multiply(pass: &Pass, mut out: Out, x: In, (weight, factors): (In, Option<[In; 2]>)) -> Result {
     product(pass, out.reborrow(), (x, weight), Init::Overwrite)?;
     let Some([first, second]) = factors else {
         return Ok(());

@@ -5,7 +5,7 @@ use crate::fp8::{Fp8Operand, Fp8Site};
 use crate::fp8_cells::{CodedOperand, CodesTo, WeightCells};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
-use crate::{BatchShape, ModelError};
+use crate::{BatchShape, Result};
 use kernels::{KernelError, Kernels};
 use memory::{In, Memory, Out, OutOfMemory};
 
@@ -115,7 +115,7 @@ impl SavedActivations {
         kernels: &Kernels,
         site: Fp8Site,
         of: (CodesTo, In),
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let (operand, underflows) = self.operand(site);
         operand.quantise((kernels, underflows), of)
     }

@@ -6,8 +6,8 @@ use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{
-    Activation, AttentionSpec, BatchShape, CacheWidths, DropoutSite, Extent, Label, ModelError,
-    ParameterId, Pass, SharingRanks,
+    Activation, AttentionSpec, BatchShape, CacheWidths, DropoutSite, Extent, Label, ParameterId,
+    Pass, Result, SharingRanks,
 };
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
@@ -113,12 +113,12 @@ impl CoreAttention {
         &self,
         pass: &Pass,
         elements: impl Fn(Target, AttentionShape, DType) -> usize,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let elements = elements(pass.kernels().target(), self.shape(pass), pass.dtype());
         pass.temporary_f32("attention_scratch", [elements])
     }
 
-    fn eager(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn eager(&self, pass: &mut Pass) -> Result {
         assert!(
             pass.batch().documents.is_none(),
             "settings take flash attention where documents are packed"
@@ -145,7 +145,7 @@ impl CoreAttention {
         Ok(())
     }
 
-    fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn flash(&self, pass: &mut Pass) -> Result {
         let inputs = self.qkv().pull(pass)?;
         let (mut o, mut lse) = (pass.output(self.o())?, pass.output(Self::LSE)?);
         let mut scratch = self.scratch(pass, FlashAttention::scratch_elements)?;
@@ -167,7 +167,7 @@ impl CoreAttention {
 
     /// Attention over the keys and values of earlier tokens in a cache, too. Under latent attention, q has queries of
     /// latents, k has latents, and v the columns of keys that all heads share ([`super::LatentUp`]).
-    fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn cached(&self, pass: &mut Pass) -> Result {
         let inputs = self.qkv().pull(pass)?;
         let mut o = pass.output(Self::O)?;
         let [q, k, v] = views(&inputs);
@@ -205,7 +205,7 @@ impl CoreAttention {
         Ok(())
     }
 
-    fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+    fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3]> {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
@@ -229,7 +229,7 @@ impl CoreAttention {
         Ok(gradients)
     }
 
-    fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+    fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3]> {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(self.o())?);
@@ -330,7 +330,7 @@ impl Stage for CoreAttention {
         Some(vec![Box::new(before), Box::new(own), Box::new(after)])
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         match self.kind {
             _ if pass.cache().is_some() => self.cached(pass),
             Attention::Eager => self.eager(pass),
@@ -338,7 +338,7 @@ impl Stage for CoreAttention {
         }
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let gradients = match self.kind {
             Attention::Eager => self.eager_backward(pass)?,
             _ => self.flash_backward(pass)?,

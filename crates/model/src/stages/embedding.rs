@@ -2,7 +2,7 @@
 
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, Pass, Result};
 use kernels::operation::{
     self, AddPositions, AddPositionsBackward, BiasDropoutAdd, EmbeddingBackward,
 };
@@ -44,7 +44,7 @@ impl Embedding {
         }
     }
 
-    fn fill(&self, pass: &Pass, x: &mut Buffer) -> Result<(), ModelError> {
+    fn fill(&self, pass: &Pass, x: &mut Buffer) -> Result {
         let (kernels, batch) = (pass.kernels(), pass.batch());
         kernels.run(operation::Embedding {
             out: x.view_mut(),
@@ -62,7 +62,7 @@ impl Embedding {
     }
 
     /// Applies dropout in place, to the sum or to its gradient.
-    fn drop_out(&self, pass: &Pass, out: Out) -> Result<(), ModelError> {
+    fn drop_out(&self, pass: &Pass, out: Out) -> Result {
         let dropout = pass.dropout(self.dropout);
         if dropout.is_some() {
             pass.kernels().run(BiasDropoutAdd {
@@ -101,7 +101,7 @@ impl Stage for Embedding {
         false
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let mut x = pass.output(Activation::NEXT_X)?;
         if let Some(x) = &mut x {
             self.fill(pass, x)?;
@@ -110,7 +110,7 @@ impl Stage for Embedding {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let mut dx = pass.gradient(Activation::NEXT_X);
         self.drop_out(pass, dx.view_mut())?;
         let (kernels, batch) = (pass.kernels(), pass.batch());

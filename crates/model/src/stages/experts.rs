@@ -7,7 +7,7 @@ use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
 use crate::matrix::matrix;
 use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, Pass};
+use crate::{Activation, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
     BiasDropoutAdd, ExpertRows, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
@@ -60,7 +60,7 @@ impl ExpertLinear {
         product: (Out, ExpertRows),
         offsets: In,
         by_columns: bool,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let weights = matrix(pass, &[self.weight])?;
         grouped_product(pass, product, (weights.view(), by_columns), offsets)
     }
@@ -77,7 +77,7 @@ impl ExpertLinear {
         dy: ExpertRows,
         x: ExpertRows,
         offsets: In,
-    ) -> Result<Option<Buffer>, ModelError> {
+    ) -> Result<Option<Buffer>> {
         grouped_gradient(pass, self.weight, (dy, x), offsets)?;
         let adapter = self.adapter.as_ref();
         let through = adapter.map(|adapter| adapter.add_gradients(pass, dy, x, offsets));
@@ -107,12 +107,7 @@ impl ExpertLinear {
 }
 
 /// `out [t, n] = init +` the sum of each token's rows.
-fn sum_rows(
-    pass: &Pass,
-    out: Out,
-    (rows, slot_row): (In, In),
-    init: Init,
-) -> Result<(), ModelError> {
+fn sum_rows(pass: &Pass, out: Out, (rows, slot_row): (In, In), init: Init) -> Result {
     Ok(pass.kernels().run(SumRows {
         out,
         rows,
@@ -122,7 +117,7 @@ fn sum_rows(
 }
 
 /// `out += x`, of rows.
-fn add_rows(pass: &Pass, out: Out, x: In) -> Result<(), ModelError> {
+fn add_rows(pass: &Pass, out: Out, x: In) -> Result {
     Ok(pass.kernels().run(BiasDropoutAdd {
         out,
         bias: None,
@@ -179,7 +174,7 @@ impl Stage for ExpertsUp {
         self.choices
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let (x, row_token) = (pass.pull(self.input)?, pass.pull(RouterTables::ROW_TOKEN)?);
         let offsets = pass.pull(RouterTables::OFFSETS)?;
         let rows = of_tokens(&x, &row_token);
@@ -202,7 +197,7 @@ impl Stage for ExpertsUp {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dy = pass.gradient(ExpertsUp::GATE_UP);
         let (row_token, slot_row) = (
             pass.pull(RouterTables::ROW_TOKEN)?,
@@ -287,7 +282,7 @@ impl Stage for ExpertActivation {
         }
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let gate_up = pass.pull(self.input)?;
         let weights = pulled(pass, self.weights)?;
         let mut act = pass.output(self.output)?;
@@ -311,7 +306,7 @@ impl Stage for ExpertActivation {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dact = pass.gradient(self.output);
         let weights = pulled(pass, self.weights)?;
         let mut gate_up = pass.take(self.input)?;
@@ -345,7 +340,7 @@ type Pulled = std::rc::Rc<Buffer>;
 fn pulled(
     pass: &mut Pass,
     weights: Option<(Activation, Option<Activation>)>,
-) -> Result<Option<(Pulled, Option<Pulled>)>, ModelError> {
+) -> Result<Option<(Pulled, Option<Pulled>)>> {
     let Some((weights, table)) = weights else {
         return Ok(None);
     };
@@ -409,7 +404,7 @@ impl Stage for ExpertsDown {
         self.choices
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let residual = pass.pull(self.residual)?;
         let act = pass.pull(ExpertActivation::ACT)?;
         let offsets = pass.pull(RouterTables::OFFSETS)?;
@@ -445,7 +440,7 @@ impl Stage for ExpertsDown {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dout = pass.gradient(Activation::NEXT_X);
         if let Some(linear) = &self.shared {
             linear.backward(pass, ExpertActivation::SHARED_ACT, dout.view())?;

@@ -2,7 +2,7 @@
 //! whole micro-batch never exist.
 
 use super::Norm;
-use crate::{Activation, Linear, LossPart, ModelError, ParameterId, Pass, Preferences};
+use crate::{Activation, Linear, LossPart, ParameterId, Pass, Preferences, Result};
 use kernels::Init;
 use kernels::operation::{CrossEntropy, PreferenceLoss, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
@@ -61,7 +61,7 @@ impl Head {
         pass: &mut Pass,
         x: Buffer,
         chunk: usize,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let tokens = pass.tokens();
         let factors = match pass.preferences() {
             Some(preferences) => Some(self.preferences(pass, x.view(), chunk, preferences)?),
@@ -90,7 +90,7 @@ impl Head {
         x: In,
         chunk: usize,
         Preferences { reference, beta }: Preferences,
-    ) -> Result<Buffer, ModelError> {
+    ) -> Result<Buffer> {
         let rows = pass.batch().shape.rows;
         let mut policy = pass.temporary_f32("sequence_losses", [rows])?;
         self.sequence_losses(pass, x, chunk, policy.view_mut())?;
@@ -119,13 +119,7 @@ impl Head {
     }
 
     /// The loss of a micro-batch whose head's input is `x [b s, h]`, forward alone. Chunks have `chunk` tokens.
-    pub(crate) fn loss(
-        &self,
-        pass: &mut Pass,
-        x: Buffer,
-        chunk: usize,
-        sum: Out,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn loss(&self, pass: &mut Pass, x: Buffer, chunk: usize, sum: Out) -> Result {
         let losses = self.losses(pass, x.view(), chunk)?;
         Ok(pass.kernels().run(Sum {
             out: sum,
@@ -141,7 +135,7 @@ impl Head {
         x: In,
         chunk: usize,
         mut sums: Out,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let losses = self.losses(pass, x, chunk)?;
         for (row, tokens) in pass.batch().shape.sequences(0..pass.tokens()) {
             pass.kernels().run(Sum {
@@ -154,7 +148,7 @@ impl Head {
     }
 
     /// The loss of each token, `[b s]` f32, forward alone.
-    fn losses(&self, pass: &mut Pass, x: In, chunk: usize) -> Result<Buffer, ModelError> {
+    fn losses(&self, pass: &mut Pass, x: In, chunk: usize) -> Result<Buffer> {
         let mut losses = pass.temporary_f32("losses", [pass.tokens()])?;
         for rows in chunks(pass.tokens(), chunk) {
             let mut logits = self.normed(pass, x.rows(rows.clone()))?.logits;
@@ -169,7 +163,7 @@ impl Head {
     }
 
     /// The logits `[b, v]` of the last token of each sequence, where the head's input is `x [b s, h]`.
-    pub(crate) fn next_logits(&self, pass: &mut Pass, x: &Buffer) -> Result<Buffer, ModelError> {
+    pub(crate) fn next_logits(&self, pass: &mut Pass, x: &Buffer) -> Result<Buffer> {
         let shape = pass.batch().shape;
         assert!(
             shape.rows == 1 || shape.seq == 1,
@@ -180,7 +174,7 @@ impl Head {
     }
 
     /// Norm and logits of some tokens.
-    fn normed(&self, pass: &mut Pass, x: In) -> Result<Normed, ModelError> {
+    fn normed(&self, pass: &mut Pass, x: In) -> Result<Normed> {
         let rows = x.dims()[0];
         let mut h = pass.temporary("final_norm", [rows, self.width()])?;
         let names = self.norm.statistics().iter();
@@ -197,12 +191,7 @@ impl Head {
         })
     }
 
-    fn chunk(
-        &self,
-        pass: &mut Pass,
-        rows: Range<usize>,
-        whole: &mut Whole,
-    ) -> Result<(), ModelError> {
+    fn chunk(&self, pass: &mut Pass, rows: Range<usize>, whole: &mut Whole) -> Result {
         let x = whole.x.view().rows(rows.clone());
         let Normed {
             h,
@@ -236,12 +225,7 @@ impl Head {
     }
 
     /// The gradient of the normalised input, from that of the logits.
-    fn through_the_product(
-        &self,
-        pass: &mut Pass,
-        h: Buffer,
-        dlogits: Buffer,
-    ) -> Result<Buffer, ModelError> {
+    fn through_the_product(&self, pass: &mut Pass, h: Buffer, dlogits: Buffer) -> Result<Buffer> {
         self.linear.add_gradient(pass, dlogits.view(), h.view())?;
         let shape = h.dims();
         drop(h);

@@ -5,7 +5,7 @@ use super::Qkv;
 use crate::adapter::OutputColumns;
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, Extent, Label, LatentConfig, Linear, ModelError, Pass};
+use crate::{Activation, AttentionSpec, Extent, Label, LatentConfig, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{Copy, ExpandKeys, ExpandKeysBackward, RotaryTail};
 use memory::{Buffer, In, Out};
@@ -19,7 +19,7 @@ struct Tail {
 }
 
 impl Tail {
-    fn turn(self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result<(), ModelError> {
+    fn turn(self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result {
         Ok(pass.kernels().run(RotaryTail {
             x: x.view_mut(),
             head_dim: self.head_dim,
@@ -127,7 +127,7 @@ impl Stage for LatentDown {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input)?;
         if let Some(linear) = &self.q {
             let mut q = pass.output(LatentDown::Q_A)?;
@@ -153,7 +153,7 @@ impl Stage for LatentDown {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let [dkv, mut dk] = self.kv_parts().map(|(of, _)| pass.gradient(of));
         self.rotary.turn(pass, &mut dk, true)?;
         let dq = self.q.as_ref().map(|q| (q, pass.gradient(LatentDown::Q_A)));
@@ -207,7 +207,7 @@ impl LatentHeads {
     }
 
     /// Queries of latents `[t, a (kv + p)]` from queries `[t, a (n + p)]`.
-    fn queries(&self, pass: &Pass, mut out: Out, q: In) -> Result<(), ModelError> {
+    fn queries(&self, pass: &Pass, mut out: Out, q: In) -> Result {
         let (of_out, of_q) = (self.latent + self.turned, self.own + self.turned);
         let rows = q.dims()[0] * self.heads;
         let by_head = out.reborrow().reshape([rows, of_out]);
@@ -227,7 +227,7 @@ impl LatentHeads {
     }
 
     /// Outputs `[t, a v]` from sums of weighed latents `[t, a kv]`.
-    pub(super) fn values(&self, pass: &Pass, mut out: Out, sums: In) -> Result<(), ModelError> {
+    pub(super) fn values(&self, pass: &Pass, mut out: Out, sums: In) -> Result {
         let weight = self.linear.rows(pass)?;
         for head in 0..self.heads {
             let [to, from] = [head * self.value, head * self.latent];
@@ -329,7 +329,7 @@ impl Stage for LatentUp {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.q_input)?;
         let latent = pass.pull(LatentDown::C_KV)?;
         let k_rotary = pass.pull(LatentDown::K_ROTARY)?;
@@ -362,7 +362,7 @@ impl Stage for LatentUp {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let [mut dq, dk, dv] = [Qkv::Q, Qkv::K, Qkv::V].map(|of| pass.gradient(of));
         self.rotary.turn(pass, &mut dq, true)?;
         self.q.backward(pass, self.q_input, dq.view())?;
@@ -384,25 +384,14 @@ impl Stage for LatentUp {
 
 impl LatentUp {
     /// Queries, turned. Without `q`, only what their adapter keeps.
-    fn queries(
-        &self,
-        pass: &mut Pass,
-        mut q: Option<&mut Buffer>,
-        x: In,
-    ) -> Result<(), ModelError> {
+    fn queries(&self, pass: &mut Pass, mut q: Option<&mut Buffer>, x: In) -> Result {
         let out = q.as_mut().map(|q| q.view_mut());
         self.q.forward(pass, out, x)?;
         q.map_or(Ok(()), |q| self.rotary.turn(pass, q, false))
     }
 
     /// What attention over latents takes.
-    fn for_cache(
-        &self,
-        pass: &mut Pass,
-        x: In,
-        latent: In,
-        k_rotary: In,
-    ) -> Result<(), ModelError> {
+    fn for_cache(&self, pass: &mut Pass, x: In, latent: In, k_rotary: In) -> Result {
         let [tokens, width] = [latent.dims()[0], latent.dims()[1]];
         let of_head = width + self.heads.turned;
         let mut out = pass.output_as_wide(LatentUp::Q, self.heads.heads * of_head)?;

@@ -4,7 +4,7 @@
 use crate::config::ActivationFunction;
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Reader};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Label, ModelError, Pass};
+use crate::{Activation, Label, Pass, Result};
 use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
 
 /// act `[b s, f]` = silu(gate) up, or gelu(fc).
@@ -55,7 +55,7 @@ impl Stage for MlpActivation {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input())?;
         let mut out = pass.coded_output(MlpActivation::ACT)?;
         if let Some(out) = &mut out {
@@ -75,7 +75,7 @@ impl Stage for MlpActivation {
     }
 
     /// The gradient overwrites the stage's input.
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let gradient = pass.gradient(MlpActivation::ACT);
         let mut input = pass.take(self.input())?;
         let (kernels, x, dact) = (pass.kernels(), input.view_mut(), gradient.view());

@@ -4,7 +4,7 @@ use crate::activation::Dimension;
 use crate::fp8::{CodedOutput, Fp8Reader};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, ModelError, Pass};
+use crate::{Activation, Extent, Label, Pass, Result};
 use kernels::Init;
 use kernels::operation::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use memory::{Buffer, In, Out};
@@ -61,14 +61,14 @@ impl Norm {
     /// for its reader, its largest magnitude is found too.
     ///
     /// # Errors
-    /// [`ModelError::Kernel`] if the device fails.
+    /// [`ModelError::Kernel`](crate::ModelError::Kernel) if the device fails.
     pub fn forward<'o>(
         &self,
         pass: &mut Pass,
         y: Option<Out<'o>>,
         statistics: impl IntoIterator<Item = Option<Out<'o>>>,
         x: In,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let (kernels, eps) = (pass.kernels(), self.eps);
         let read_by = self.read_by.filter(|_| y.is_some());
         let (parameters, largest) = pass.parameters_and_largest(&self.parameters(), read_by);
@@ -108,7 +108,7 @@ impl Norm {
         dy: In,
         x: In,
         statistics: &[In],
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let kernels = pass.kernels();
         let Some(bias) = self.bias else {
             let mut unused = pass.unused_gradients([self.weight])?;
@@ -203,7 +203,7 @@ impl Stage for NormStage {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input)?;
         let mut y = pass.coded_output(self.output)?;
         let kept = self.statistics.iter().map(|of| pass.output(*of));
@@ -219,7 +219,7 @@ impl Stage for NormStage {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dy = pass.gradient(self.output);
         let x = pass.pull(self.input)?;
         let kept = self.statistics.iter().map(|of| pass.pull(*of));

@@ -3,7 +3,7 @@
 use super::written;
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Linear, ModelError, Pass};
+use crate::{Activation, Extent, Linear, Pass, Result};
 
 /// output `[b s, f]` = input W^T + b: gate and up side by side, the first product of a feed-forward layer without a gate,
 /// or the logits of a router.
@@ -49,7 +49,7 @@ impl Stage for Projection {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input)?;
         let mut y = pass.output(self.output)?;
         self.linear.forward(pass, written(&mut y), x.view())?;
@@ -57,7 +57,7 @@ impl Stage for Projection {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dy = pass.gradient(self.output);
         self.linear.backward_of(pass, self.input, dy)
     }

@@ -2,7 +2,7 @@
 
 use super::{Norm, written};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, Linear, ParameterId, Pass, Result};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
@@ -60,7 +60,7 @@ impl Qkv {
     }
 
     /// Applies the rotary embedding to queries or keys, or its inverse to their gradient.
-    fn turn_in_place(&self, pass: &Pass, x: Out, inverse: bool) -> Result<(), ModelError> {
+    fn turn_in_place(&self, pass: &Pass, x: Out, inverse: bool) -> Result {
         if self.is_rotary {
             pass.kernels().run(Rotary {
                 x,
@@ -74,12 +74,7 @@ impl Qkv {
 
     /// The product, split into the wanted ones of queries, keys and values. A replay of one of them computes the whole
     /// product, because a part of it might have other bits.
-    fn project(
-        &self,
-        pass: &mut Pass,
-        x: In,
-        parts: &mut [Option<Buffer>; 3],
-    ) -> Result<(), ModelError> {
+    fn project(&self, pass: &mut Pass, x: In, parts: &mut [Option<Buffer>; 3]) -> Result {
         if parts.iter().all(Option::is_none) {
             return self.linear.forward(pass, None, x);
         }
@@ -97,7 +92,7 @@ impl Qkv {
     }
 
     /// Queries, keys and values where there are no norms.
-    fn plain(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
+    fn plain(&self, pass: &mut Pass, x: In) -> Result {
         let mut parts = [None, None, None];
         for (part, made) in parts.iter_mut().zip(Qkv::MADE) {
             *part = pass.output(made)?;
@@ -111,7 +106,7 @@ impl Qkv {
 
     /// Values, and normalised queries and keys. Queries and keys are also saved as they were before their norms, which
     /// the norms' backward passes read.
-    fn normalised(&self, pass: &mut Pass, heads: &HeadNorms, x: In) -> Result<(), ModelError> {
+    fn normalised(&self, pass: &mut Pass, heads: &HeadNorms, x: In) -> Result {
         let mut before = [None, None];
         let mut is_kept = [false, false];
         let mut parts = [None, None, pass.output(Qkv::V)?];
@@ -146,7 +141,7 @@ impl Qkv {
     }
 
     /// The gradients of queries, keys and values side by side, as they were before norms and rotary embedding.
-    fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer, ModelError> {
+    fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer> {
         let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
         if let Some(heads) = &self.norms {
             for gradient in [&mut dq, &mut dk] {
@@ -174,7 +169,7 @@ impl HeadNorms {
 
     /// The gradient through the norm of each query or key head. The norm's statistics are computed again: they are too
     /// small to be worth an activation.
-    fn backward(&self, pass: &mut Pass, which: usize, dy: Buffer) -> Result<Buffer, ModelError> {
+    fn backward(&self, pass: &mut Pass, which: usize, dy: Buffer) -> Result<Buffer> {
         let (raw, norm) = (Qkv::RAW[which], &self.norms[which]);
         let x = pass.pull(raw)?;
         let shape = self.shape(x.view());
@@ -225,7 +220,7 @@ impl Stage for Qkv {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input)?;
         match &self.norms {
             None => self.plain(pass, x.view()),
@@ -233,7 +228,7 @@ impl Stage for Qkv {
         }
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dqkv = self.joined_gradient(pass)?;
         self.linear.backward_of(pass, self.input, dqkv)
     }

@@ -1,6 +1,6 @@
 //! Queries, keys and values on their way between stages.
 
-use crate::{Activation, ModelError, Pass};
+use crate::{Activation, Pass, Result};
 use memory::{Buffer, In, Out};
 use std::rc::Rc;
 
@@ -8,13 +8,13 @@ use std::rc::Rc;
 pub(super) struct QkvTensors(pub(super) &'static [Activation; 3], pub(super) [usize; 3]);
 
 impl QkvTensors {
-    pub(super) fn pull(&self, pass: &mut Pass) -> Result<[Rc<Buffer>; 3], ModelError> {
+    pub(super) fn pull(&self, pass: &mut Pass) -> Result<[Rc<Buffer>; 3]> {
         let [q, k, v] = self.0;
         Ok([pass.pull(*q)?, pass.pull(*k)?, pass.pull(*v)?])
     }
 
     /// Leases the gradients of so many tokens.
-    pub(super) fn gradients(&self, pass: &Pass, tokens: usize) -> Result<[Buffer; 3], ModelError> {
+    pub(super) fn gradients(&self, pass: &Pass, tokens: usize) -> Result<[Buffer; 3]> {
         let lease = |which: usize| {
             let name = self.0[which].gradient_name();
             pass.temporary(name, [tokens, self.1[which]])

@@ -2,7 +2,7 @@
 
 use super::written;
 use crate::stage::{Io, Stage};
-use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, Pass};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutBackward};
 use memory::{In, Out};
@@ -35,13 +35,7 @@ impl ResidualProjection {
 
     /// The product adds bias and residual itself. With dropout, one operation after the product adds the bias, drops,
     /// and adds the residual.
-    fn sum(
-        &self,
-        pass: &mut Pass,
-        mut out: Option<Out>,
-        x: In,
-        residual: In,
-    ) -> Result<(), ModelError> {
+    fn sum(&self, pass: &mut Pass, mut out: Option<Out>, x: In, residual: In) -> Result {
         if pass.dropout(self.dropout).is_none() {
             return self.linear.forward_onto(pass, out, x, residual);
         }
@@ -90,7 +84,7 @@ impl Stage for ResidualProjection {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
         let mut out = pass.output(self.output)?;
         self.sum(pass, written(&mut out), x.view(), residual.view())?;
@@ -99,7 +93,7 @@ impl Stage for ResidualProjection {
     }
 
     /// The gradient of the sum is also the residual's, and is filed unchanged.
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dsum = pass.gradient(self.output);
         let mut masked = None;
         if let Some(dropout) = pass.dropout(self.dropout) {

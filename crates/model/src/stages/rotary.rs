@@ -1,6 +1,6 @@
 //! The rotary embedding (Su et al. 2021): the table of angles by which queries and keys are turned.
 
-use crate::{ModelError, RopeScaling};
+use crate::{Result, RopeScaling};
 use kernels::Kernels;
 use memory::{Buffer, Category, DType, Memory};
 
@@ -17,12 +17,7 @@ pub struct Rotary {
 
 impl Rotary {
     /// The table `[2, s, head_dim / 2]` f32 for sequences of `seq` tokens, in memory that lives across steps.
-    pub(crate) fn lease(
-        &self,
-        memory: &Memory,
-        kernels: &Kernels,
-        seq: usize,
-    ) -> Result<Buffer, ModelError> {
+    pub(crate) fn lease(&self, memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer> {
         let shape = [2, seq, self.head_dim / 2];
         let mut table =
             memory.lease_persistent(Category::Parameter, "rotary_table", shape, DType::F32)?;

@@ -4,7 +4,7 @@
 use super::written;
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Label, LossPart, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, LossPart, ParameterId, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
     BiasBackward, CountChoices, GroupByExpert, Route, RouteBackward, RouterZLoss, Routing,
@@ -83,7 +83,7 @@ impl Stage for RouterChoice {
         self.is_router.then_some((self.experts, self.bias))
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let logits = pass.pull(self.logits)?;
         let (mut weights, mut ids) = (pass.output(self.weights)?, pass.output(self.ids)?);
         if weights.is_some() || ids.is_some() {
@@ -112,7 +112,7 @@ impl Stage for RouterChoice {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let dweights = pass.gradient(self.weights);
         let (logits, ids) = (pass.pull(self.logits)?, pass.pull(self.ids)?);
         let mut z_loss = None;
@@ -141,7 +141,7 @@ impl Stage for RouterChoice {
 
 impl RouterChoice {
     /// Adds the micro-batch's choices of each expert to those of the step.
-    fn count(&self, pass: &mut Pass, ids: In) -> Result<(), ModelError> {
+    fn count(&self, pass: &mut Pass, ids: In) -> Result {
         let mut counts = pass.temporary_f32("choices", [1, self.experts])?;
         let kernels = pass.kernels();
         kernels.run(CountChoices {
@@ -160,7 +160,7 @@ impl RouterChoice {
 
 /// Writes what the loss of balance needs of a router: how often each expert was chosen in each sequence, and the sums of
 /// its scores.
-fn balance(pass: &mut Pass, scores: In, ids: In) -> Result<(), ModelError> {
+fn balance(pass: &mut Pass, scores: In, ids: In) -> Result {
     let (kernels, lengths) = (pass.kernels(), pass.batch().lengths());
     let Some([counts, mut sums]) = pass.balance() else {
         return Ok(());
@@ -183,7 +183,7 @@ fn balance(pass: &mut Pass, scores: In, ids: In) -> Result<(), ModelError> {
 }
 
 /// Adds a router's loss by the size of its logits, if it has one, and gives its factor.
-fn add_z_loss(pass: &mut Pass, logits: In) -> Result<Option<f32>, ModelError> {
+fn add_z_loss(pass: &mut Pass, logits: In) -> Result<Option<f32>> {
     let z = pass.router_losses().map_or(0.0, |losses| losses.z);
     if z == 0.0 {
         return Ok(None);
@@ -256,7 +256,7 @@ impl Stage for RouterTables {
         }
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let ids = pass.pull(RouterChoice::IDS)?;
         let mut tables = [None, None, None, None];
         for (table, of) in tables.iter_mut().zip(RouterTables::ALL) {
@@ -278,7 +278,7 @@ impl Stage for RouterTables {
     }
 
     /// Tables have no gradient.
-    fn backward(&self, _pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, _pass: &mut Pass) -> Result {
         Ok(())
     }
 }

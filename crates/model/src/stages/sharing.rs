@@ -4,7 +4,7 @@
 
 use super::qkv_tensors::{QkvTensors, views, views_mut};
 use crate::stage::{Io, Stage};
-use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, ModelError, Pass, SharingRanks};
+use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, Pass, Result, SharingRanks};
 use kernels::operation::{Copy, SumInOrder};
 use kernels::{Exchange, ExchangeBytes, Init, Queue};
 use memory::{Buffer, In, Out};
@@ -98,7 +98,7 @@ impl Stage for TokensToHeads {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let parts = pass.each_part(|pass| self.packed(pass))?;
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
         for (of_part, written) in parts {
@@ -120,7 +120,7 @@ impl Stage for TokensToHeads {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let made = Self::made(&self.attention);
         let by_head = pass.each_part(|pass| Ok(made.map(|of| pass.gradient(of))))?;
         let views = by_head.iter().map(|of| of.iter().map(Buffer::view));
@@ -143,7 +143,7 @@ impl Stage for TokensToHeads {
 
 impl TokensToHeads {
     /// Packs what a part sends, and leases room for what its heads receive: for the same activations in every part.
-    fn packed(&self, pass: &mut Pass) -> Result<(Vec<Buffer>, Vec<Written>), ModelError> {
+    fn packed(&self, pass: &mut Pass) -> Result<(Vec<Buffer>, Vec<Written>)> {
         let inputs = self.qkv().pull(pass)?;
         let by_token = views(&inputs);
         let (mut rooms, mut made) = (Vec::new(), Vec::new());
@@ -179,7 +179,7 @@ impl Stage for HeadsToTokens {
         true
     }
 
-    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn forward(&self, pass: &mut Pass) -> Result {
         let parts = pass.each_part(|pass| Ok((pass.pull(Self::O)?, pass.output(self.output)?)))?;
         let (by_head, outputs): (Vec<Rc<Buffer>>, Vec<_>) = parts.into_iter().unzip();
         if outputs.iter().any(Option::is_none) {
@@ -198,7 +198,7 @@ impl Stage for HeadsToTokens {
         Ok(())
     }
 
-    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+    fn backward(&self, pass: &mut Pass) -> Result {
         let rooms = pass.each_part(|pass| {
             let by_token = pass.gradient(self.output);
             Ok(vec![self.ranks.pack(
@@ -227,12 +227,7 @@ impl Stage for HeadsToTokens {
 /// parts.
 impl SharingRanks {
     /// Fills tensors by heads, `[b n s, columns]`, from packed ones.
-    fn to_heads(
-        self,
-        pass: &Pass,
-        packed: Vec<Vec<Buffer>>,
-        by_head: Vec<Vec<Out>>,
-    ) -> Result<(), ModelError> {
+    fn to_heads(self, pass: &Pass, packed: Vec<Vec<Buffer>>, by_head: Vec<Vec<Out>>) -> Result {
         let bytes = packed.iter().flatten().map(|room| room.view().bytes());
         let exchanged = self.exchange(pass, bytes.sum(), || {
             let packed = packed.iter().map(|of| of.iter().map(Buffer::view));
@@ -246,10 +241,10 @@ impl SharingRanks {
     }
 
     /// Packed tensors by token, from tensors by heads.
-    fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>, ModelError> {
+    fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>> {
         let room = |x: &In| self.room(pass, x.dims()[1]);
         let rooms = by_head.iter().map(|of| of.iter().map(room).collect());
-        let mut rooms = rooms.collect::<Result<Vec<Vec<Buffer>>, ModelError>>()?;
+        let mut rooms = rooms.collect::<Result<Vec<Vec<Buffer>>>>()?;
         let bytes = by_head.iter().flatten().map(In::bytes).sum();
         let exchanged = self.exchange(pass, bytes, || {
             let receives = rooms.iter_mut().map(|of| of.iter_mut());
@@ -270,7 +265,7 @@ impl SharingRanks {
     }
 
     /// Copies the columns of each part's heads, one part after the other.
-    fn pack(self, pass: &Pass, x: In, columns: usize) -> Result<Buffer, ModelError> {
+    fn pack(self, pass: &Pass, x: In, columns: usize) -> Result<Buffer> {
         let tokens = pass.tokens();
         let copies = self.copies(x.dims()[1], columns);
         let mut room = self.room(pass, columns)?;
@@ -286,7 +281,7 @@ impl SharingRanks {
     }
 
     /// The inverse. If several parts have the same columns, they are added up in the order of parts.
-    fn unpack(self, pass: &Pass, mut out: Out, room: &Buffer) -> Result<(), ModelError> {
+    fn unpack(self, pass: &Pass, mut out: Out, room: &Buffer) -> Result {
         let (tokens, columns) = (pass.tokens(), room.dims()[1]);
         let copies = self.copies(out.dims()[1], columns);
         let mut sum = match copies {
@@ -318,7 +313,7 @@ impl SharingRanks {
     }
 
     /// Room for a part's tokens with the columns of each part.
-    fn room(self, pass: &Pass, columns: usize) -> Result<Buffer, ModelError> {
+    fn room(self, pass: &Pass, columns: usize) -> Result<Buffer> {
         pass.temporary("exchanged_heads", [self.parts() * pass.tokens(), columns])
     }
 
@@ -398,7 +393,7 @@ impl SharingRanks {
         pass: &Pass,
         all: usize,
         list: impl FnOnce() -> Exchange<'a> + 'a,
-    ) -> Result<(), ModelError> {
+    ) -> Result {
         let kernels = pass.kernels();
         let others = all / self.rank.of * (self.rank.of - 1);
         let bytes = ExchangeBytes::both_ways(others).among(self.rank.of);

@@ -4,7 +4,7 @@ use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper};
 use memory::{Layer, Phase};
 use model::{Action, Actions, Label, Labels, Policy};
-use session::SessionError;
+use session::Result;
 use settings::Settings;
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ impl Menu {
         paper: &Paper,
         offloads: bool,
         exhaustive: usize,
-    ) -> Result<Menu, SessionError> {
+    ) -> Result<Menu> {
         let kinds = settings.architecture().kinds();
         let mut trials = Trials::new(settings, &kinds, exhaustive);
         while trials.another_round(paper)? {}
@@ -116,7 +116,7 @@ impl Trials {
     }
 
     /// Makes a step for each set that a kind wants to try; false if there is none.
-    fn another_round(&mut self, paper: &Paper) -> Result<bool, SessionError> {
+    fn another_round(&mut self, paper: &Paper) -> Result<bool> {
         let wanted: Vec<Vec<u64>> = self.of_kinds.iter().map(Kind::wanted).collect();
         let most = wanted.iter().map(Vec::len).max().unwrap_or(0);
         for number in 0..most {

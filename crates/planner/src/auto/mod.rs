@@ -25,7 +25,7 @@ use menu::{EXHAUSTIVE_MAX, Menu};
 use model::Policy;
 use search::Assignment;
 use serde::Serialize;
-use session::SessionError;
+use session::{Result, SessionError};
 use settings::{Config, ConfigError, Settings};
 use std::collections::BTreeMap;
 use terms::{Terms, picoseconds};
@@ -180,12 +180,7 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
 }
 
 impl Space {
-    fn new(
-        settings: &Settings,
-        paper: &Paper,
-        offloads: bool,
-        exhaustive: usize,
-    ) -> Result<Space, SessionError> {
+    fn new(settings: &Settings, paper: &Paper, offloads: bool, exhaustive: usize) -> Result<Space> {
         let menu = Menu::new(settings, paper, offloads, exhaustive)?;
         Ok(Space {
             terms: Terms::of(settings, paper, &menu)?,
@@ -239,7 +234,7 @@ impl Chooser {
     }
 
     /// The best policies of a space, for budgets from its lowest peak to that of keeping everything.
-    fn over_budgets(&self, space: &Space) -> Result<Vec<Candidate>, SessionError> {
+    fn over_budgets(&self, space: &Space) -> Result<Vec<Candidate>> {
         let least = space.terms.smallest().peak;
         let most = self.keep_all.peak.bytes.max(least);
         let mut candidates: Vec<Candidate> = Vec::new();
@@ -255,7 +250,7 @@ impl Chooser {
     }
 
     /// Plans an assignment by a step on paper.
-    fn candidate(&self, space: &Space, assignment: &Assignment) -> Result<Candidate, SessionError> {
+    fn candidate(&self, space: &Space, assignment: &Assignment) -> Result<Candidate> {
         let policy = space.policy(assignment);
         let step = self.on_paper(&policy)?;
         Ok(Candidate {
@@ -279,7 +274,7 @@ impl Chooser {
         })
     }
 
-    fn best(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
+    fn best(&self, budget: u64) -> Result<Option<Candidate>> {
         let presets = self.presets.iter().map(|preset| &preset.candidate);
         let known = presets.chain(&self.listed).cloned();
         let assigned = self.assigned(budget)?;
@@ -292,7 +287,7 @@ impl Chooser {
     }
 
     /// The best assignment of the menu's entries; none if time is not a sum over layers, or if a preset is better.
-    fn assigned(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
+    fn assigned(&self, budget: u64) -> Result<Option<Candidate>> {
         if !self.keep_all.computes_alone() {
             return Ok(None);
         }
@@ -308,7 +303,7 @@ impl Chooser {
         assigned.transpose()
     }
 
-    fn on_paper(&self, policy: &Policy) -> Result<OnPaper, SessionError> {
+    fn on_paper(&self, policy: &Policy) -> Result<OnPaper> {
         self.paper.step(&Settings {
             policy: policy.clone(),
             ..self.settings.clone()
@@ -316,7 +311,7 @@ impl Chooser {
     }
 
     /// The policy with the lowest peak.
-    pub(crate) fn smallest(&self) -> Result<Candidate, SessionError> {
+    pub(crate) fn smallest(&self) -> Result<Candidate> {
         let presets = self.presets.iter().map(|preset| &preset.candidate);
         let known = presets.chain(&self.listed).cloned();
         let resident = match self.keep_all.computes_alone() {
@@ -328,7 +323,7 @@ impl Chooser {
     }
 
     /// The error for a budget that no policy fits, with the lowest peak of any policy and its largest leases.
-    fn infeasible(&self, budget: u64) -> Result<AutoError, SessionError> {
+    fn infeasible(&self, budget: u64) -> Result<AutoError> {
         let least = self.smallest()?;
         let step = self.on_paper(&least.policy)?;
         Ok(AutoError::Infeasible {

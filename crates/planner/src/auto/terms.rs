@@ -9,7 +9,7 @@ use crate::activations::{bytes_by_layer, planned_activations};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
 use model::Architecture;
-use session::SessionError;
+use session::Result;
 use settings::Settings;
 
 /// What a layer contributes under an entry of the menu.
@@ -61,11 +61,7 @@ impl Terms {
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.
-    pub(crate) fn of(
-        settings: &Settings,
-        paper: &Paper,
-        menu: &Menu,
-    ) -> Result<Terms, SessionError> {
+    pub(crate) fn of(settings: &Settings, paper: &Paper, menu: &Menu) -> Result<Terms> {
         let count = settings.model.layers;
         let mut terms = Terms {
             layers: vec![Vec::new(); count],

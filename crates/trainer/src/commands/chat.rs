@@ -3,7 +3,7 @@
 use super::generate::SamplingArgs;
 use super::generate::prompts::{chat_template, check, conversation};
 use super::trained::{Trained, TrainedArgs, settings};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::stdout::print;
 use clap::Args;
 use memory::format_bytes;
@@ -54,7 +54,7 @@ struct Turn {
 }
 
 /// Talks until standard input ends.
-pub(crate) fn chat(args: &ChatArgs) -> Result<(), Failure> {
+pub(crate) fn chat(args: &ChatArgs) -> Result {
     let trained = Trained::open(&args.trained, Vec::new())?;
     let tokenizer = trained.tokenizer()?;
     let instead = "`trainer generate --prompt` goes on with a text";
@@ -93,11 +93,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<(), Failure> {
 }
 
 /// Settings of the generation: the window is the whole conversation's.
-fn wanted(
-    args: &ChatArgs,
-    trained: &Trained,
-    tokenizer: &Tokenizer,
-) -> Result<Generation, Failure> {
+fn wanted(args: &ChatArgs, trained: &Trained, tokenizer: &Tokenizer) -> Result<Generation> {
     let positions = trained.positions();
     let context = args.context.map(|tokens| tokens as usize);
     if let (Some(context), Some(positions)) = (context, positions)
@@ -135,7 +131,7 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    fn talk(mut self) -> Result<(), Failure> {
+    fn talk(mut self) -> Result {
         while let Some(line) = self.line()? {
             match line.trim() {
                 "" => {}
@@ -156,7 +152,7 @@ impl Chat<'_> {
     }
 
     /// What the user says next; none once standard input has ended.
-    fn line(&self) -> Result<Option<String>, Failure> {
+    fn line(&self) -> Result<Option<String>> {
         if self.is_watched {
             print("> ")?;
         }
@@ -167,7 +163,7 @@ impl Chat<'_> {
     }
 
     /// Answers what the user says, and remembers both.
-    fn turn(&mut self, line: &str) -> Result<(), Failure> {
+    fn turn(&mut self, line: &str) -> Result {
         self.said.push(json!({"role": "user", "content": line}));
         let messages = [self.system.as_slice(), self.said.as_slice()].concat();
         let prompt = conversation(&self.template, self.tokenizer, &messages)?;
@@ -190,7 +186,7 @@ impl Chat<'_> {
     }
 
     /// Makes the answer, and shows its text as it comes.
-    fn answer(&mut self, prompt: &[u32]) -> Result<Turn, Failure> {
+    fn answer(&mut self, prompt: &[u32]) -> Result<Turn> {
         let cached_tokens = self.text.shared(prompt);
         let mut stream = self.tokenizer.stream_after(prompt);
         let (mut text, mut outcome) = (String::new(), Ok(()));

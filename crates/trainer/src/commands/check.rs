@@ -1,7 +1,7 @@
 //! The `check` command: compares two peaks, and fails if the second is higher.
 
 use super::show::{counted, malformed, read_snapshot, refuse_other_file};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::stdout::{print, print_json};
 use clap::Args;
 use memory::format_bytes;
@@ -50,7 +50,7 @@ fn tolerance(text: &str) -> Result<Size, SizeError> {
 ///
 /// # Errors
 /// [`Failure::Malformed`] for a file without a peak or without a device that the other has, and [`Failure::PeakGrew`].
-pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
+pub(crate) fn check(args: &CheckArgs) -> Result {
     let [base, new] = [&args.base, &args.new].map(|path| read(path));
     let (base, new) = (base?, new?);
     let tolerance = args.tolerance.unwrap_or(Size::Bytes(0));
@@ -90,7 +90,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
 }
 
 /// Writes the picture of two snapshots.
-fn plot(file: &Path, args: &CheckArgs, comparison: &Comparison) -> Result<(), Failure> {
+fn plot(file: &Path, args: &CheckArgs, comparison: &Comparison) -> Result {
     refuse_other_file(file, ("--plot", "svg"), "memory-timeline")?;
     if comparison
         .devices
@@ -116,7 +116,7 @@ fn plot(file: &Path, args: &CheckArgs, comparison: &Comparison) -> Result<(), Fa
 }
 
 /// The peaks in a file.
-fn read(path: &Path) -> Result<Vec<RecordedPeak>, Failure> {
+fn read(path: &Path) -> Result<Vec<RecordedPeak>> {
     let peaks = peaks(path).map_err(|error| malformed(path, error))?;
     // A device that was not used has no events, but another has.
     match peaks.iter().all(|peak| !peak.is_recorded) {

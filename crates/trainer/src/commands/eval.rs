@@ -2,7 +2,7 @@
 
 use super::trained::{Trained, TrainedArgs};
 use crate::args::overrides;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::reference;
 use crate::samples::{data_options, evaluation_options, refuse_nothing};
 use crate::stdout::{print, print_json};
@@ -54,7 +54,7 @@ struct Record {
 }
 
 /// Evaluates a model.
-pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
+pub(crate) fn eval(args: &EvalArgs) -> Result {
     let mut flags = overrides(&[
         ("--micro-batch", "batch.micro", &args.micro_batch),
         ("--seq", "data.seq", &args.seq),
@@ -122,7 +122,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
 }
 
 /// Refuses a model whose losses are not numbers.
-fn refuse_unsound(model: &Path, is_finite: bool) -> Result<(), Failure> {
+fn refuse_unsound(model: &Path, is_finite: bool) -> Result {
     match is_finite {
         true => Ok(()),
         false => Err(Failure::Malformed {
@@ -140,7 +140,7 @@ fn write_reference(
     mut inference: Inference,
     dataset: &Dataset,
     file: &Path,
-) -> Result<(), Failure> {
+) -> Result {
     let batches = dataset.by_number();
     let (losses, _) = inference
         .forward()

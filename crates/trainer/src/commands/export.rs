@@ -2,7 +2,7 @@
 
 use crate::adapters::{BaseModel, BaseWeights, has_adapters};
 use crate::checkpoints::model_folder;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::refuse_model_without_room;
 use crate::model_tokens::json;
 use crate::run_dir::{make_model_folder, refuse_non_empty};
@@ -45,7 +45,7 @@ pub struct ExportArgs {
 }
 
 impl ExportArgs {
-    fn max_shard_bytes(&self) -> Result<u64, Failure> {
+    fn max_shard_bytes(&self) -> Result<u64> {
         match self.max_shard_size {
             None => Ok(MAX_SHARD_BYTES),
             Some(Size::Bytes(bytes)) => Ok(bytes),
@@ -64,7 +64,7 @@ impl ExportArgs {
 
 /// Writes the model of a checkpoint with the files that came with it. Weights are copied from file to file, without a
 /// device and without holding the model in memory.
-pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
+pub(crate) fn export(args: &ExportArgs) -> Result {
     let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
     refuse_non_empty(out)?;
     let from = model_folder(&args.from)?;
@@ -102,7 +102,7 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
 }
 
 /// The files of a model's folder, and what its `config.json` describes.
-fn described(folder: &Path) -> Result<(Origin, ModelConfig), Failure> {
+fn described(folder: &Path) -> Result<(Origin, ModelConfig)> {
     let origin = Origin::read(folder)?;
     let config = ModelConfig::from_hf(origin.config().unwrap_or_default());
     let config = config.map_err(|source| Failure::HfConfig {
@@ -131,7 +131,7 @@ fn tell_rounding(folder: &str) {
 }
 
 /// Writes adapters without their model, as PEFT reads them, whether one process wrote them or several ranks.
-fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
+fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result {
     let out = &args.out;
     let base = match adapters.join("config.json").is_file() {
         true => None,
@@ -159,7 +159,7 @@ fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
 }
 
 /// Writes the model under adapters, with what they add.
-fn merge(args: &ExportArgs, adapters: &Path) -> Result<(), Failure> {
+fn merge(args: &ExportArgs, adapters: &Path) -> Result {
     let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
     let base = BaseModel::of_adapters(adapters, args.base.as_deref())?;
     let Some(folder) = base.folder() else {

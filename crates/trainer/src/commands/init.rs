@@ -1,7 +1,7 @@
 //! The `init` command.
 
 use crate::args::{SourceArgs, overrides};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::refuse_model_without_room;
 use crate::run_dir::{make_model_folder, refuse_non_empty};
 use crate::stdout::print;
@@ -69,7 +69,7 @@ impl InitArgs {
 }
 
 /// Writes a freshly initialised model in Hugging Face layout.
-pub(crate) fn init(resolved: &Completed) -> Result<(), Failure> {
+pub(crate) fn init(resolved: &Completed) -> Result {
     let folder = resolved
         .options
         .out

@@ -19,7 +19,7 @@ mod tune;
 
 use crate::args::{MeasuringArgs, RunArgs};
 use crate::begin::begin;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use bench::BenchArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
@@ -115,7 +115,7 @@ impl Command {
         &self,
         launch: Option<Launch>,
         resolve: impl FnOnce() -> Result<Resolved, ConfigError>,
-    ) -> Result<(), Failure> {
+    ) -> Result {
         self.refuse_several(launch)?;
         let begun = || begin(resolve()?);
         match self {
@@ -163,7 +163,7 @@ impl Command {
     }
 
     /// Refuses a command that a launcher started several times, because each process would do all of it.
-    fn refuse_several(&self, launch: Option<Launch>) -> Result<(), Failure> {
+    fn refuse_several(&self, launch: Option<Launch>) -> Result {
         let instead = match self {
             Command::Plan(_) | Command::Bench(_) => " and give it --ranks N",
             _ => "",

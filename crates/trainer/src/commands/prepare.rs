@@ -50,7 +50,7 @@ pub struct PrepareArgs {
 
 /// Says that this build lacks the feature, and how to build with it.
 #[cfg(not(feature = "text"))]
-pub(crate) fn prepare(_: &PrepareArgs) -> Result<(), crate::Failure> {
+pub(crate) fn prepare(_: &PrepareArgs) -> crate::failure::Result {
     Err(crate::Failure::NotBuilt {
         what: "`trainer prepare`",
         feature: "text",

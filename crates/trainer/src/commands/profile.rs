@@ -3,7 +3,7 @@
 use crate::commands::doctor::{DeviceRates, RateWork};
 use crate::decisions;
 use crate::device::{DeviceStep, OpenDevice};
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::gpu_watch::{GpuFigures, watched};
 use crate::limits::{limit, refuse_without_room};
 use crate::stdout::{print, print_json};
@@ -74,7 +74,7 @@ impl Operations {
 }
 
 /// Makes some steps and prints the times of their operations.
-pub(crate) fn profile(command: &Completed) -> Result<(), Failure> {
+pub(crate) fn profile(command: &Completed) -> Result {
     let folder = trace_folder(command)?;
     let (resolved, device) = decisions::on_device(command, None, None)?;
     let step = device.step(Settings::new(&resolved.config)?)?;
@@ -119,7 +119,7 @@ pub(crate) fn profile(command: &Completed) -> Result<(), Failure> {
 }
 
 /// Measures the rates of large products and copies.
-fn measure(device: &OpenDevice, step: &DeviceStep) -> Result<DeviceRates, Failure> {
+fn measure(device: &OpenDevice, step: &DeviceStep) -> Result<DeviceRates> {
     let memory = device.memory();
     let kernels = device.kernels(step, &memory)?;
     DeviceRates::measure(
@@ -137,7 +137,7 @@ fn timed_steps(
     limit: Option<u64>,
     slab_bytes: u64,
     tracer: &mut Tracer,
-) -> Result<Vec<Vec<Timing>>, Failure> {
+) -> Result<Vec<Vec<Timing>>> {
     let memory = tracer.memory.clone();
     memory.set_limit(limit);
     let (settings, kernels) = (&step.settings, tracer.kernels(device, step)?);
@@ -150,7 +150,7 @@ fn timed_steps(
         session.step(&batch)?;
         Ok(tracer.timings.take())
     });
-    let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
+    let steps = steps.collect::<Result<Vec<_>>>()?;
     // Before the session is dropped and releases what lives across steps.
     tracer.stop();
     Ok(steps.into_iter().skip(1).collect())

@@ -1,6 +1,6 @@
 //! The `report` command: writes a page about a run, or about two.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::stdout::print;
 use clap::Args;
 use memory::Rank;
@@ -32,7 +32,7 @@ pub struct ReportArgs {
 ///
 /// # Errors
 /// [`Failure`]: no run to report on, files that cannot be read or written.
-pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
+pub(crate) fn report(args: &ReportArgs) -> Result {
     let newest;
     let runs = match args.runs.as_slice() {
         [] => {
@@ -64,7 +64,7 @@ fn others(config: &str, plan: &Value) -> Option<Value> {
     planned.ok()
 }
 
-fn plan_others(config: &str, plan: &Value) -> Result<Value, Failure> {
+fn plan_others(config: &str, plan: &Value) -> Result<Value> {
     let source = Source::parse(String::new(), "config.toml".into(), config)?;
     let mut config = load(&source, &[], false)?.config;
     if let (Some(number), Some(of)) = (plan["rank"].as_u64(), plan["ranks"].as_u64()) {
@@ -77,7 +77,7 @@ fn plan_others(config: &str, plan: &Value) -> Result<Value, Failure> {
 
 /// The run that wrote its metrics last. Names do not tell, because they begin with the model's name, and writing a page
 /// again does not make a run newer.
-fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
+fn newest_run(runs: &Path) -> Result<PathBuf> {
     let written = |folder: &PathBuf| -> Option<SystemTime> {
         let metrics = folder.join("metrics.jsonl").metadata();
         let file = metrics.or_else(|_| folder.join("plan.json").metadata());

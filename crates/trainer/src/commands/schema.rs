@@ -1,6 +1,6 @@
 //! The `schema` command: prints the JSON Schema of what programs read.
 
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::stdout::print;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -26,7 +26,7 @@ pub struct SchemaArgs {
 ///
 /// # Errors
 /// Those of standard output.
-pub(crate) fn schema(args: &SchemaArgs) -> Result<(), Failure> {
+pub(crate) fn schema(args: &SchemaArgs) -> Result {
     let found = SCHEMAS.iter().find(|(name, _)| *name == args.name);
     let (_, schema) = found.expect("the command line takes these names alone");
     print(schema)

@@ -1,6 +1,6 @@
 //! The `show` command: draws a memory snapshot as a page and a timeline.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::stdout::print;
 use clap::Args;
 use memory::format_bytes;
@@ -28,7 +28,7 @@ pub struct ShowArgs {
 ///
 /// # Errors
 /// [`Failure::Malformed`] for what is no snapshot, [`Failure::Report`] if the page cannot be written.
-pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
+pub(crate) fn show(args: &ShowArgs) -> Result {
     let snapshot = read_snapshot(&args.snapshot)?;
     let name = args
         .snapshot
@@ -53,7 +53,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::Malformed`] for what is none.
-pub(super) fn read_snapshot(path: &Path) -> Result<MemorySnapshot, Failure> {
+pub(super) fn read_snapshot(path: &Path) -> Result<MemorySnapshot> {
     let file = File::open(path).map_err(|error| malformed(path, error))?;
     MemorySnapshot::read(BufReader::new(file)).map_err(|error| malformed(path, error))
 }
@@ -79,17 +79,13 @@ pub(super) fn malformed(path: &Path, reason: impl ToString) -> Failure {
 }
 
 /// Refuses a path that is no page's, or where another file is than a page of this command.
-fn check_writable(page: &Path) -> Result<(), Failure> {
+fn check_writable(page: &Path) -> Result {
     refuse_other_file(page, ("--out", "html"), page::SNAPSHOT_SUBTITLE)
 }
 
 /// Refuses the value of a flag that names no file of a kind (`html`, `svg`), or a file without `mark`, which what is written
 /// there has.
-pub(super) fn refuse_other_file(
-    path: &Path,
-    (flag, kind): (&str, &str),
-    mark: &str,
-) -> Result<(), Failure> {
+pub(super) fn refuse_other_file(path: &Path, (flag, kind): (&str, &str), mark: &str) -> Result {
     let path_shown = path.display();
     if path.extension().is_none_or(|extension| extension != kind) {
         return Err(Failure::Usage(format!(

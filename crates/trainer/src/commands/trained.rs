@@ -4,7 +4,7 @@ use crate::adapters::{BaseModel, BaseWeights, has_adapters};
 use crate::args::overrides;
 use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::initial_model::read_model;
 use crate::limits::refuse_inference_without_room;
 use crate::model_tokens::{ModelTokens, json};
@@ -60,7 +60,7 @@ pub(crate) struct Trained {
 
 impl Trained {
     /// Opens a model's folder. `flags` are the command's own settings.
-    pub(crate) fn open(args: &TrainedArgs, flags: Vec<Override>) -> Result<Trained, Failure> {
+    pub(crate) fn open(args: &TrainedArgs, flags: Vec<Override>) -> Result<Trained> {
         let shared = [
             ("--device", "train.device", &args.device),
             ("--dtype", "train.dtype", &args.dtype),
@@ -139,7 +139,7 @@ impl Trained {
     }
 
     /// Its tokenizer: that of its folder, or bytes.
-    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer> {
         self.tokens().tokenizer()?.ok_or_else(|| {
             Failure::Usage(format!(
                 "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
@@ -166,7 +166,7 @@ impl Trained {
         &self,
         settings: &Settings,
         plan: impl FnOnce(&Settings, Target) -> Result<InferencePlan, SessionError>,
-    ) -> Result<(Inference, InferencePlan), Failure> {
+    ) -> Result<(Inference, InferencePlan)> {
         let device = OpenDevice::open(self.resolved.device())?;
         let plan = plan(settings, device.target())?;
         refuse_inference_without_room(&self.resolved.config, &plan, device.target())?;
@@ -183,7 +183,7 @@ impl Trained {
     }
 
     /// Loads its weights, and those of its adapters.
-    fn fill(&self, inference: &mut Inference, settings: &Settings) -> Result<(), Failure> {
+    fn fill(&self, inference: &mut Inference, settings: &Settings) -> Result {
         let mut incoming = inference.incoming();
         let Some((adapters, base)) = &self.adapters else {
             incoming.import(&self.folder)?;
@@ -198,7 +198,7 @@ impl Trained {
 }
 
 /// Settings for sequences of `seq` tokens.
-pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
+pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings> {
     Ok(Settings::new(&resolved.decided(seq))?)
 }
 

@@ -5,7 +5,7 @@ mod on_gpu;
 
 use crate::decisions;
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use settings::Completed;
 
 #[cfg(feature = "cuda")]
@@ -15,7 +15,7 @@ use {
 };
 
 /// Times the algorithms of a run's products, and prints the choice.
-pub(crate) fn tune(command: &Completed) -> Result<(), Failure> {
+pub(crate) fn tune(command: &Completed) -> Result {
     let (resolved, device) = decisions::on_device(command, None, None)?;
     match &device {
         OpenDevice::Cpu(_) => Err(Failure::Usage(format!(

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::program::Program;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use files::unique_json;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl ForeignFile {
     /// # Errors
     /// It cannot be read, is larger than a configuration, is broken, is of no trainer that is known, is a shell script, or is YAML and
     /// this build cannot read that.
-    pub(crate) fn read(path: &Path) -> Result<ForeignFile, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<ForeignFile> {
         let path = match path.is_dir() {
             true => path.join("config.json"),
             false => path.to_owned(),
@@ -70,7 +70,7 @@ impl ForeignFile {
     }
 
     /// Reads a list of arguments. Of flags that stand twice, the last counts, as it does for the program.
-    fn of_arguments(path: PathBuf, text: &str) -> Result<ForeignFile, Failure> {
+    fn of_arguments(path: PathBuf, text: &str) -> Result<ForeignFile> {
         let Arguments {
             program: script,
             flags,
@@ -103,7 +103,7 @@ impl ForeignFile {
 }
 
 /// Whose keys these are.
-fn program_of(path: &Path, keys: &[ForeignKey]) -> Result<Program, Failure> {
+fn program_of(path: &Path, keys: &[ForeignKey]) -> Result<Program> {
     Program::of(keys.iter().map(|key| key.name.as_str())).ok_or_else(|| Failure::Malformed {
         path: path.to_owned(),
         reason: format!(

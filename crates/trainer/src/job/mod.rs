@@ -8,7 +8,7 @@ mod steps;
 pub use failed_command::FailedCommand;
 pub(crate) use steps::Begun;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::last_words::{LastWords, hostname};
 use collectives::{Alone, Group, GroupError, Launch, Patience};
 use memory::Layer;
@@ -75,7 +75,7 @@ pub(crate) fn long_wait(seconds: f64) -> Duration {
 /// [`FailedCommand`], which must still leave the job.
 pub(crate) fn together(
     job: Rc<Job>,
-    act: impl FnOnce(&Rc<Job>) -> Result<(), Failure>,
+    act: impl FnOnce(&Rc<Job>) -> Result,
 ) -> Result<(), FailedCommand> {
     // The first rank may still be writing, and a launcher ends the remaining ranks when others have left.
     match act(&job).and_then(|()| job.agree(Ok(()))) {
@@ -104,11 +104,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Failure::Ranks`] if there is no engine, or if other ranks do not join.
-    pub(crate) fn start(
-        config: &Config,
-        device: Device,
-        launch: Option<&Launch>,
-    ) -> Result<Job, Failure> {
+    pub(crate) fn start(config: &Config, device: Device, launch: Option<&Launch>) -> Result<Job> {
         let group = match launch {
             Some(launch) => Some(start(config, device, launch)?),
             None => config.ranks().map(|_| Arc::new(Alone) as Arc<dyn Group>),
@@ -195,7 +191,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result<(), Failure> {
+    pub(crate) fn wait_for_steps(&self, seconds: f64) -> Result {
         let longest = self.everybodys(&seconds)?.into_iter().fold(0.0, f64::max);
         if let Some(rank) = &self.rank {
             rank.group.raise_timeout(long_wait(longest));
@@ -207,7 +203,7 @@ impl Job {
     ///
     /// # Errors
     /// This rank's failure, or else that of the first other rank that failed.
-    pub(crate) fn agree<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) fn agree<T>(&self, outcome: Result<T>) -> Result<T> {
         let Some(rank) = &self.rank else {
             return outcome;
         };
@@ -235,7 +231,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn everybodys<T>(&self, own: &T) -> Result<Vec<T>, Failure>
+    pub(crate) fn everybodys<T>(&self, own: &T) -> Result<Vec<T>>
     where
         T: Clone + Serialize + DeserializeOwned,
     {
@@ -249,7 +245,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn word_of_first(&self, word: &str) -> Result<String, Failure> {
+    pub(crate) fn word_of_first(&self, word: &str) -> Result<String> {
         Ok(self.everybodys(&word.to_owned())?.swap_remove(0))
     }
 
@@ -257,7 +253,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Failure::RanksDiffer`] on all ranks, which names the difference and the ranks.
-    pub(crate) fn compare(&self, facts: &BTreeMap<String, String>) -> Result<(), Failure> {
+    pub(crate) fn compare(&self, facts: &BTreeMap<String, String>) -> Result {
         match differences::sentence(&self.everybodys(facts)?) {
             None => Ok(()),
             Some(sentence) => {
@@ -331,7 +327,7 @@ fn largest_part_bytes(config: &Config) -> usize {
     parts.into_values().max().unwrap_or(0)
 }
 
-fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Group>, Failure> {
+fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Group>> {
     let engine = match config.collectives.engine {
         RankEngine::Mpi => collectives::Engine::Mpi,
         RankEngine::Nccl => collectives::Engine::Nccl,
@@ -361,7 +357,7 @@ fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Gro
 
 impl OfJob {
     /// The values of all ranks, in order.
-    fn share<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
+    fn share<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>> {
         let bytes = serde_json::to_vec(own).expect("plain data can be written as JSON");
         let read = |bytes: Vec<u8>| {
             serde_json::from_slice(&bytes).map_err(|error| {

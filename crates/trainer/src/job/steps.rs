@@ -1,7 +1,7 @@
 //! Messages between ranks before each step.
 
 use super::{Job, LastWords};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use data::{DataError, StepBatch};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ impl Job {
         &self,
         signal: Option<i32>,
         read: Result<StepBatch, DataError>,
-    ) -> Result<Begun, Failure> {
+    ) -> Result<Begun> {
         let read = read.map_err(Failure::from);
         let Some(rank) = &self.rank else {
             return match signal {

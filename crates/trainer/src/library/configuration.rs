@@ -2,7 +2,7 @@
 
 use crate::adapters::has_adapters;
 use crate::begin::complete;
-use crate::failure::Failure;
+use crate::failure::Result;
 use settings::load::{Source, load};
 use settings::{Completed, Config, Given, RunOptions, Task, resolve};
 use std::path::Path;
@@ -18,8 +18,8 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// [`Failure::Config`]: no such preset or file, or a setting that is unknown, out of range or contradicts another.
-pub fn configuration(preset_or_file: &str, set: &[&str]) -> Result<Config, Failure> {
+/// [`Failure::Config`](crate::Failure::Config): no such preset or file, or a setting that is unknown, out of range or contradicts another.
+pub fn configuration(preset_or_file: &str, set: &[&str]) -> Result<Config> {
     let given = given(Some(preset_or_file.to_string()), set);
     Ok(resolve(Task::Plan, given, RunOptions::default())?.config)
 }
@@ -28,14 +28,14 @@ pub fn configuration(preset_or_file: &str, set: &[&str]) -> Result<Config, Failu
 ///
 /// # Errors
 /// As [`configuration`].
-pub fn configuration_from_text(text: &str) -> Result<Config, Failure> {
+pub fn configuration_from_text(text: &str) -> Result<Config> {
     let place = "the configuration's text".to_string();
     let source = Source::parse("library".into(), place, text)?;
     Ok(load(&source, &[], false)?.config.with(&[])?)
 }
 
 /// The defaults with the model, or the adapters and their model, of a folder, and with settings over them.
-pub(super) fn pretrained(folder: &Path, set: &[&str]) -> Result<Completed, Failure> {
+pub(super) fn pretrained(folder: &Path, set: &[&str]) -> Result<Completed> {
     let folder = Some(folder.to_path_buf());
     let (init_from, lora_from) = match folder.as_deref().is_some_and(has_adapters) {
         true => (None, folder),

@@ -4,7 +4,7 @@
 //! computation waits for candle's stream before it uses a tensor, and candle's stream waits for the computation before
 //! it uses the tensor again, or frees its memory.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use candle_core::op::BackpropOp;
@@ -34,7 +34,7 @@ impl<'a> Stream<'a> {
         gpu: &'a CudaDevice,
         stream: &'a CudaStream,
         used: SyncOnDrop<'a>,
-    ) -> Result<Stream<'a>, Failure> {
+    ) -> Result<Stream<'a>> {
         let entered = Stream {
             gpu,
             stream,
@@ -64,7 +64,7 @@ pub(super) fn with_tokens<R>(
     gpu: &CudaDevice,
     (ids, targets): (&Tensor, &Tensor),
     work: impl FnOnce(Option<LentTokens>) -> R,
-) -> Result<R, Failure> {
+) -> Result<R> {
     let ((ids, of_ids), (targets, of_targets)) =
         (ids.storage_and_layout(), targets.storage_and_layout());
     let (Some(of_ids), Some(of_targets)) = (
@@ -111,7 +111,7 @@ impl<'a> Tokens<'a> {
 
     /// The tokens, and their stream, which waits for the computation when it is dropped. Tokens are below 2^31, so both
     /// types have the same bits.
-    fn view<'b>(&'b self, gpu: &'b CudaDevice) -> Result<(In<'static>, Stream<'b>), Failure> {
+    fn view<'b>(&'b self, gpu: &'b CudaDevice) -> Result<(In<'static>, Stream<'b>)> {
         let (pointer, used) = match self.slice {
             CudaStorageSlice::I32(slice) => slice.device_ptr(&self.stream),
             CudaStorageSlice::U32(slice) => slice.device_ptr(&self.stream),
@@ -130,8 +130,8 @@ pub(super) fn filled(
     gpu: &CudaDevice,
     device: &CandleDevice,
     shape: &[usize],
-    fill: impl FnOnce(Out) -> Result<(), Failure>,
-) -> Result<Tensor, Failure> {
+    fill: impl FnOnce(Out) -> Result,
+) -> Result<Tensor> {
     let elements = shape.iter().product();
     // SAFETY: it is filled below before anyone reads it.
     let allocated = unsafe { device.alloc::<f32>(elements) };

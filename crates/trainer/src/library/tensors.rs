@@ -1,6 +1,6 @@
 //! Converts between candle's tensors and what sessions take and return.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use candle_core::{DType, Device, Tensor};
 use data::{MASKED, MicroBatch, StepBatch};
 use model::Parameter;
@@ -8,11 +8,7 @@ use session::NamedStateCopy;
 use settings::Config;
 
 /// The micro-batches of a step, checked.
-pub(super) fn step_batch(
-    config: &Config,
-    ids: &Tensor,
-    targets: &Tensor,
-) -> Result<StepBatch, Failure> {
+pub(super) fn step_batch(config: &Config, ids: &Tensor, targets: &Tensor) -> Result<StepBatch> {
     let (micro, seq) = (config.batch.micro, config.data.seq);
     for (tensor, name) in [(ids, "ids"), (targets, "targets")] {
         check_shape(config, tensor, name)?;
@@ -49,7 +45,7 @@ pub(super) fn step_batch(
 }
 
 /// Refuses a shape that the run was not planned for.
-fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result<(), Failure> {
+fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result {
     let (micro, accum, seq) = (config.batch.micro, config.batch.accum, config.data.seq);
     let fits = match *tensor.dims() {
         [rows, width] => width == seq && rows > 0 && rows % micro == 0 && rows / micro <= accum,
@@ -75,7 +71,7 @@ fn tokens(
     name: &str,
     vocab: usize,
     is_allowed: impl Fn(i64) -> bool,
-) -> Result<Vec<i32>, Failure> {
+) -> Result<Vec<i32>> {
     if !tensor.dtype().is_int() {
         return Err(Failure::Usage(format!(
             "`{name}` are {:?}; tokens are whole numbers: to_dtype(DType::I64) makes them",
@@ -102,7 +98,7 @@ fn elements<T: candle_core::WithDType>(
     tensor: &Tensor,
     dtype: DType,
     name: &str,
-) -> Result<Vec<T>, Failure> {
+) -> Result<Vec<T>> {
     let converted = tensor
         .to_device(&Device::Cpu)
         .and_then(|tensor| tensor.to_dtype(dtype));
@@ -116,7 +112,7 @@ fn unreadable(name: &str) -> impl FnOnce(candle_core::Error) -> Failure {
 }
 
 /// A parameter's values, converted from the shape in which they are used to that in files.
-pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<Tensor, Failure> {
+pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<Tensor> {
     let tensor = Tensor::from_vec(values, parameter.shape.as_slice(), &Device::Cpu);
     tensor
         .and_then(|tensor| as_in_files(tensor, parameter))
@@ -124,18 +120,14 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
 }
 
 /// A parameter's tensor, moved to a device.
-pub(super) fn moved(
-    tensor: Tensor,
-    device: &Device,
-    parameter: &Parameter,
-) -> Result<Tensor, Failure> {
+pub(super) fn moved(tensor: Tensor, device: &Device, parameter: &Parameter) -> Result<Tensor> {
     tensor
         .to_device(device)
         .map_err(unreadable(&parameter.name))
 }
 
 /// A state in the shape of the parameter in files; flat if it does not have one value for each of the parameter's.
-pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
+pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor> {
     let elements = state.bytes.len() / state.dtype.size_in_bytes();
     let is_value =
         elements == parameter.shape.iter().product::<usize>() && state.dtype != memory::DType::U8;
@@ -164,7 +156,7 @@ fn dtype_of(dtype: memory::DType) -> DType {
 }
 
 /// The values of a tensor in the shape of files, converted to the shape in which they are used.
-pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f32>, Failure> {
+pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f32>> {
     let (name, shape) = (&parameter.name, parameter.stored_shape());
     if tensor.dims() != shape || !tensor.dtype().is_float() {
         return Err(Failure::Usage(format!(

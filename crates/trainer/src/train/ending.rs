@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::decisions::naming_head_chunk;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::gpu_watch::name_others;
 use memory::format_bytes;
 use planner::{OomReport, arena_table, host_memory};
@@ -80,7 +80,7 @@ impl Run {
         }
     }
 
-    pub(super) fn write_end_record(&mut self, failure: Option<&Failure>) -> Result<(), Failure> {
+    pub(super) fn write_end_record(&mut self, failure: Option<&Failure>) -> Result {
         let record = EndRecord {
             reason: failure.map_or("done", Failure::reason),
             steps: self.made.steps,

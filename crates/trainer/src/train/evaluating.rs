@@ -1,7 +1,7 @@
 //! What a run does between steps: it evaluates, writes a sample of text, and saves.
 
 use super::Run;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::samples::refuse_nothing;
 use checkpoint::Best;
 use report::{EvalRecord, SampleRecord, milliseconds};
@@ -24,11 +24,7 @@ impl Due {
 
 impl Run {
     /// Does what is due after a step.
-    pub(super) fn between_steps(
-        &mut self,
-        session: &mut Session,
-        step: usize,
-    ) -> Result<(), Failure> {
+    pub(super) fn between_steps(&mut self, session: &mut Session, step: usize) -> Result {
         let due = self.due(step);
         if due.nothing() {
             return Ok(());
@@ -65,7 +61,7 @@ impl Run {
 
     /// Evaluates; returns whether the loss is lower than that of every earlier evaluation. An evaluation that a signal
     /// interrupts is not recorded, and is made again when the run is resumed.
-    fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool, Failure> {
+    fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool> {
         let data = self.evaluation_inputs.evaluation.as_ref();
         let data = data.expect("it was opened, since evaluations are asked for");
         let config = &self.resolved.config;
@@ -114,7 +110,7 @@ impl Run {
     }
 
     /// Writes a sample of the model's text.
-    fn sample(&mut self, session: &mut Session, step: usize) -> Result<(), Failure> {
+    fn sample(&mut self, session: &mut Session, step: usize) -> Result {
         let with = self.evaluation_inputs.sample.as_ref();
         let with = with.expect("it was opened, since samples are asked for");
         let log = &self.resolved.config.log;

@@ -1,6 +1,6 @@
 //! The data, tokenizer and prompt for a run's evaluations and samples.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::model_tokens::ModelTokens;
 use crate::samples::held_out_options;
 use data::{DataError, Dataset};
@@ -33,7 +33,7 @@ impl EvaluationInputs {
         config: &Config,
         settings: &Settings,
         tokens: &ModelTokens,
-    ) -> Result<EvaluationInputs, Failure> {
+    ) -> Result<EvaluationInputs> {
         let evaluation = config.eval.every.map(|_| {
             let opened = tokens.open_own(&held_out_options(config)?, config);
             opened.map_err(|error| match (error, &config.eval.path) {
@@ -54,7 +54,7 @@ impl EvaluationInputs {
 }
 
 impl SampleInputs {
-    fn open(config: &Config, window: usize, tokens: &ModelTokens) -> Result<SampleInputs, Failure> {
+    fn open(config: &Config, window: usize, tokens: &ModelTokens) -> Result<SampleInputs> {
         let (model, log) = (&config.model, &config.log);
         let unknown = || {
             Failure::Usage(

@@ -4,7 +4,7 @@ use super::Run;
 use super::resuming::Resumed;
 use crate::adapters::fill_adapters;
 use crate::device::DeviceStep;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::tracer::Tracer;
 use kernels::Target;
 use memory::{DType, Layer, Phase, format_bytes};
@@ -33,7 +33,7 @@ fn leasing(target: Target, bytes: u64) -> Option<String> {
 }
 
 /// The type of the weights in a folder, if it is narrower than that of a model.
-fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>, Failure> {
+fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>> {
     let parameters = &model.architecture().parameters;
     let stored = ModelWeights::open(folder, parameters)?.dtype();
     let is_narrower = (stored, model.dtype()) == (DType::BF16, DType::F32);
@@ -42,7 +42,7 @@ fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>, Failure
 
 impl Run {
     /// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
-    fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result<(), Failure> {
+    fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result {
         if self.resolved.config.memory.force {
             return Ok(());
         }
@@ -57,11 +57,7 @@ impl Run {
     }
 
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
-    pub(super) fn load(
-        &mut self,
-        step: DeviceStep,
-        resumed: Option<&Resumed>,
-    ) -> Result<Session, Failure> {
+    pub(super) fn load(&mut self, step: DeviceStep, resumed: Option<&Resumed>) -> Result<Session> {
         self.refuse_what_does_not_fit(&step.settings)?;
         let memory = self.device.memory();
         memory.set_limit(self.limit);

@@ -6,7 +6,7 @@ use super::saver::{Saver, origin};
 use crate::begin::complete_and_warn;
 use crate::decisions::{self, Decided, planning};
 use crate::device::{DeviceStep, OpenDevice};
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::initial_model::beyond_context;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
@@ -38,7 +38,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Opens the data and the device, decides what is left open, and plans. A run that is not possible is refused here.
-    pub(super) fn new(job: &Job, resolved: Resolved) -> Result<Prepared, Failure> {
+    pub(super) fn new(job: &Job, resolved: Resolved) -> Result<Prepared> {
         let mut resumed = Resumed::find(job, &resolved)?;
         let command = complete_and_warn(match &resumed {
             None => resolved,
@@ -105,7 +105,7 @@ impl Prepared {
     }
 
     /// Opens what is needed for evaluating and saving.
-    pub(super) fn open_companions(&self, job: &Job) -> Result<(EvaluationInputs, Saver), Failure> {
+    pub(super) fn open_companions(&self, job: &Job) -> Result<(EvaluationInputs, Saver)> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let resumed = self.resumed.as_ref();
         let from = resumed
@@ -124,11 +124,7 @@ impl Prepared {
 
     /// The first rank refuses to write the trained model over an existing one. If all steps were made before, it may be
     /// this run's own model: then it is kept, and none is written.
-    pub(super) fn keep_or_refuse_final_model(
-        &mut self,
-        job: &Job,
-        origin: &Origin,
-    ) -> Result<(), Failure> {
+    pub(super) fn keep_or_refuse_final_model(&mut self, job: &Job, origin: &Origin) -> Result {
         let Some(folder) = &self.save_final else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use super::preparing::Prepared;
 use super::resuming::Resumed;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::job::Job;
 use memory::Home;
 use settings::{Mark, Resume, RunOptions};
@@ -27,7 +27,7 @@ pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
 }
 
 /// A fingerprint of the weights in a folder: names and sizes of the files, and their first and last bytes.
-fn weights_of(folder: &Path) -> Result<String, Failure> {
+fn weights_of(folder: &Path) -> Result<String> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Failure::file(folder))? {
         let path = entry.map_err(Failure::file(folder))?.path();
@@ -65,7 +65,7 @@ impl Prepared {
     ///
     /// # Errors
     /// If a value cannot be written in TOML.
-    pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>, Failure> {
+    pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let settings = &self.step.settings;
         // Paths of data may differ, because fingerprints tell whether the data is the same.

@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::totals::StepInputs;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::job::long_wait;
 use memory::GRANULARITY_BYTES;
 use model::UnderflowShare;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 impl Run {
     /// Writes down a step that is done, if there is one, and ends a run that has been skipping steps for too long.
-    pub(super) fn record(&mut self, finished: Option<StepOutcome>) -> Result<(), Failure> {
+    pub(super) fn record(&mut self, finished: Option<StepOutcome>) -> Result {
         let Some(outcome) = finished else {
             return Ok(());
         };

@@ -1,6 +1,6 @@
 //! Where a run writes: metrics, event files, progress.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::job::Job;
 use crate::run_dir::RunDir;
 use report::{
@@ -34,7 +34,7 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn open(folder: &Path, goes_on: bool) -> Result<Metrics, Failure> {
+    fn open(folder: &Path, goes_on: bool) -> Result<Metrics> {
         let path = folder.join("metrics.jsonl");
         let file = match goes_on {
             true => MetricsFile::append(&path),
@@ -44,7 +44,7 @@ impl Metrics {
         Ok(Metrics { path, file })
     }
 
-    fn write(&mut self, record: &impl Serialize) -> Result<(), Failure> {
+    fn write(&mut self, record: &impl Serialize) -> Result {
         self.file.write(record).map_err(Failure::file(&self.path))
     }
 }
@@ -57,7 +57,7 @@ impl RunRecords {
         directory: &RunDir,
         resolved: &Resolved,
         (made, goes_on): (usize, bool),
-    ) -> Result<RunRecords, Failure> {
+    ) -> Result<RunRecords> {
         let (config, leads) = (&resolved.config, job.leads());
         let metrics = leads.then(|| Metrics::open(directory.path(), goes_on));
         let own = directory.own().map(|own| Metrics::open(own, goes_on));
@@ -76,7 +76,7 @@ impl RunRecords {
     }
 
     /// Removes the records of steps after `made`: these steps are made once more.
-    pub(super) fn cut(&mut self, made: usize) -> Result<(), Failure> {
+    pub(super) fn cut(&mut self, made: usize) -> Result {
         self.files().try_for_each(|metrics| {
             let file = MetricsFile::resume(&metrics.path, made);
             metrics.file = file.map_err(Failure::file(&metrics.path))?;
@@ -89,7 +89,7 @@ impl RunRecords {
     }
 
     /// Begins event files, if they are asked for.
-    pub(super) fn begin_events(&mut self, folder: &Path, made: usize) -> Result<(), Failure> {
+    pub(super) fn begin_events(&mut self, folder: &Path, made: usize) -> Result {
         let board = self
             .writes_events
             .then(|| TensorBoard::create(folder, made + 1));
@@ -98,12 +98,12 @@ impl RunRecords {
     }
 
     /// Writes a line that the file cannot do without.
-    pub(super) fn write(&mut self, record: &impl Serialize) -> Result<(), Failure> {
+    pub(super) fn write(&mut self, record: &impl Serialize) -> Result {
         self.files().try_for_each(|metrics| metrics.write(record))
     }
 
     /// Writes a line that is this rank's alone.
-    pub(super) fn write_own(&mut self, record: &impl Serialize) -> Result<(), Failure> {
+    pub(super) fn write_own(&mut self, record: &impl Serialize) -> Result {
         self.own
             .iter_mut()
             .try_for_each(|metrics| metrics.write(record))
@@ -148,7 +148,7 @@ impl RunRecords {
     }
 
     /// Says once that something could not be written.
-    fn tell(&mut self, written: Result<(), Failure>) {
+    fn tell(&mut self, written: Result) {
         match written {
             Err(failure) if !self.is_told => {
                 tracing::warn!(

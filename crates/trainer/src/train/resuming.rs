@@ -2,7 +2,7 @@
 
 use crate::adapters::{BaseModel, BaseWeights};
 use crate::checkpoints::{newest_if_any, newest_together};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::job::Job;
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
@@ -39,7 +39,7 @@ pub(super) struct Resumed {
 
 impl Resumed {
     /// Finds the checkpoint that the command line names, if any, together with all ranks of the job.
-    pub(super) fn find(job: &Job, resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
+    pub(super) fn find(job: &Job, resolved: &Resolved) -> Result<Option<Resumed>> {
         let out = resolved.options.out.as_deref();
         let under_out = |word: &str| {
             out.ok_or_else(|| {
@@ -68,7 +68,7 @@ impl Resumed {
 
     /// Takes the run's name. The settings that the command line leaves open were read from the newest checkpoint, unverified: if
     /// that one is damaged and an older one is used, all settings are resolved again.
-    pub(super) fn own_settings(&self, mut resolved: Resolved) -> Result<Resolved, Failure> {
+    pub(super) fn own_settings(&self, mut resolved: Resolved) -> Result<Resolved> {
         let own = self.checkpoint.path.join(SETTINGS);
         let own = own.to_str().map(str::to_owned);
         if resolved.given.resumed != own {
@@ -91,7 +91,7 @@ impl Resumed {
         resolved: &Resolved,
         dataset: &str,
         algorithms: Option<&str>,
-    ) -> Result<(), Failure> {
+    ) -> Result {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
         let mut of_adapters = changes.iter();
@@ -129,7 +129,7 @@ impl Resumed {
     }
 
     /// The configuration in the checkpoint.
-    fn config(&self) -> Result<Config, Failure> {
+    fn config(&self) -> Result<Config> {
         let text = self.checkpoint.file(SETTINGS)?.unwrap_or_default();
         let place = self.checkpoint.path.join(SETTINGS);
         let text = String::from_utf8_lossy(&text);
@@ -178,11 +178,7 @@ impl Resumed {
     }
 
     /// The model under the run's adapters, if it has some; `named` is a folder that has it now.
-    pub(super) fn base(
-        &self,
-        config: &Config,
-        named: Option<&Path>,
-    ) -> Result<Option<BaseModel>, Failure> {
+    pub(super) fn base(&self, config: &Config, named: Option<&Path>) -> Result<Option<BaseModel>> {
         let has_adapters = config.lora.rank.is_some();
         let base = has_adapters.then(|| BaseModel::of_checkpoint(self.folder(), named, config));
         base.transpose()
@@ -194,7 +190,7 @@ impl Resumed {
         session: &mut Session,
         config: &Config,
         base: Option<&BaseModel>,
-    ) -> Result<(), Failure> {
+    ) -> Result {
         let state = self.state();
         let (was, optim) = (&state.optimizer, &config.optim);
         let is = [optim.state_dtype.to_string(), optim.master.to_string()];
@@ -226,7 +222,7 @@ impl Resumed {
     }
 
     /// The data from the checkpoint's position, or from the beginning if the samples differ.
-    pub(super) fn seek(&self, dataset: Dataset) -> Result<Batches, Failure> {
+    pub(super) fn seek(&self, dataset: Dataset) -> Result<Batches> {
         let mut batches = dataset.batches();
         match self.are_same_samples {
             true => batches.seek(self.state().position)?,
@@ -246,7 +242,7 @@ impl Resumed {
     }
 
     /// Renames later checkpoints of the run, because their steps are made again.
-    pub(super) fn set_aside_later(&self) -> Result<(), Failure> {
+    pub(super) fn set_aside_later(&self) -> Result {
         let Some(run) = &self.run else {
             return Ok(());
         };
@@ -258,7 +254,7 @@ impl Resumed {
 }
 
 /// The run that continues: that of the checkpoint, unless `--out` names another folder.
-fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>> {
     let parent = checkpoint.parent();
     let in_a_run = parent.filter(|parent| parent.ends_with("checkpoints"));
     let run = in_a_run.and_then(Path::parent).map(|run| match run {

@@ -2,7 +2,7 @@
 
 use super::preparing::Prepared;
 use super::resuming::Resumed;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::job::Job;
 use crate::limits::{states_on_disk, total_bytes};
 use checkpoint::saved;
@@ -18,11 +18,7 @@ const UNKNOWN_FILES: u64 = 1 << 20;
 impl Prepared {
     /// Refuses a run if the disks have no room for it, unless it is forced. Returns the bytes of a checkpoint's
     /// tensors, of all ranks together.
-    pub(super) fn refuse_without_room_to_save(
-        &self,
-        job: &Job,
-        origin: &Origin,
-    ) -> Result<u64, Failure> {
+    pub(super) fn refuse_without_room_to_save(&self, job: &Job, origin: &Origin) -> Result<u64> {
         let parts = job.everybodys(&self.plan.checkpoint_bytes)?;
         let checkpoint_bytes = parts.iter().sum();
         let is_forced = self.resolved.config.memory.force;
@@ -42,7 +38,7 @@ impl Prepared {
             .is_some_and(|most| self.plan.most_bytes() > most)
     }
 
-    fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result<(), Failure> {
+    fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let files = origin.files(&config.model, config.data.seq, self.step.settings.dtype);
         let beside = total_bytes(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;

@@ -1,6 +1,6 @@
 //! Writes checkpoints, in the background from a copy on the host, or while training waits; on one rank or on all.
 
-use crate::failure::Failure;
+use crate::failure::Result;
 use checkpoint::{
     BackgroundWriter, Best, CheckpointError, Contents, JointCheckpoint, JointSaver, TrainerState,
     keep, save,
@@ -91,7 +91,7 @@ impl Saver {
     ///
     /// # Errors
     /// If ranks are lost.
-    pub(super) fn note(&mut self, outcome: Option<Outcome>) -> Result<(), Failure> {
+    pub(super) fn note(&mut self, outcome: Option<Outcome>) -> Result {
         match outcome {
             None => {}
             Some(Ok(folder)) => (self.newest, self.failure) = (Some(folder), None),
@@ -118,7 +118,7 @@ impl Saver {
     }
 
     /// Records the outcome of the save under way, if it has ended.
-    pub(super) fn poll(&mut self) -> Result<(), Failure> {
+    pub(super) fn poll(&mut self) -> Result {
         let outcome = match &mut self.writer {
             Writer::Alone(writer) => writer.take_outcome(),
             Writer::Ranks(joint) => joint.poll(),
@@ -127,7 +127,7 @@ impl Saver {
     }
 
     /// Waits for the save under way, and records its outcome.
-    pub(super) fn wait(&mut self) -> Result<(), Failure> {
+    pub(super) fn wait(&mut self) -> Result {
         let outcome = match &mut self.writer {
             Writer::Alone(writer) => writer.wait(),
             Writer::Ranks(joint) => joint.wait(),
@@ -139,7 +139,7 @@ impl Saver {
     ///
     /// # Errors
     /// If the last save failed, because no later save replaces it.
-    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+    pub(super) fn finish(&mut self) -> Result {
         self.wait()?;
         let Some(error) = self.failure.take() else {
             return Ok(());
@@ -193,7 +193,7 @@ impl Old {
 
 /// The files to save with a run's model: those of the model that it starts from, and the tokenizer of its data if that
 /// model has none.
-pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
+pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin> {
     let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
     match data {
         Some(folder) => Ok(origin.with_tokenizer_from(folder)?),

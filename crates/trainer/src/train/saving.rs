@@ -3,7 +3,7 @@
 use super::Run;
 use super::saver::{Checkpointing, Old, Writer};
 use crate::adapters::model_files;
-use crate::failure::Failure;
+use crate::failure::Result;
 use checkpoint::{FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, TrainerState};
 use memory::format_bytes;
 use report::{CheckpointRecord, milliseconds};
@@ -14,7 +14,7 @@ use std::time::Instant;
 impl Run {
     /// Saves the state after the last step, in the background if the host has a copy. If the save fails, the run warns
     /// and continues.
-    pub(super) fn save(&mut self, session: &mut Session) -> Result<(), Failure> {
+    pub(super) fn save(&mut self, session: &mut Session) -> Result {
         let begun = Instant::now();
         self.begin_save(session)?;
         self.records.note(&CheckpointRecord {
@@ -24,7 +24,7 @@ impl Run {
         Ok(())
     }
 
-    fn begin_save(&mut self, session: &mut Session) -> Result<(), Failure> {
+    fn begin_save(&mut self, session: &mut Session) -> Result {
         self.saver.poll()?;
         if self.saver.last == Some(self.made.steps) {
             return Ok(());
@@ -62,7 +62,7 @@ impl Run {
     }
 
     /// Continues a save that ranks make beside their steps. Called after each step.
-    pub(super) fn go_on_saving(&mut self) -> Result<(), Failure> {
+    pub(super) fn go_on_saving(&mut self) -> Result {
         match &self.saver.writer {
             Writer::Ranks(_) => self.saver.poll(),
             Writer::Alone(_) => Ok(()),
@@ -73,13 +73,13 @@ impl Run {
     ///
     /// # Errors
     /// If the last save failed, because no later save replaces it.
-    pub(super) fn finish_saves(&mut self) -> Result<(), Failure> {
+    pub(super) fn finish_saves(&mut self) -> Result {
         let finished = self.saver.finish();
         self.job.agree(finished)
     }
 
     /// Saves the state after the last step and waits for it, unless it is saved already; returns the folder.
-    pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf, Failure> {
+    pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf> {
         // Two saves at a time would treat each other's unfinished folder as a leftover.
         self.saver.wait()?;
         let is_saved = self.saver.last == Some(self.made.steps) && self.saver.failure.is_none();
@@ -114,7 +114,7 @@ impl Run {
         }
     }
 
-    fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
+    fn checkpointing(&self, session: &Session) -> Result<Checkpointing> {
         let config = &self.resolved.config;
         let mut files = self.model_files(session);
         files.push(("config.toml".into(), config.to_toml()?.into_bytes()));

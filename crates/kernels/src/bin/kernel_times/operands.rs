@@ -3,7 +3,7 @@
 use crate::models::ModelShapes;
 use kernels::cuda::{Cuda, CudaDriver};
 use kernels::random::random_u32;
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, Result};
 use memory::DType::{BF16, F8E4M3, F8E5M2, F32, F64, I32, U8, U32};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
 use std::cell::{Cell, RefCell};
@@ -38,7 +38,7 @@ impl CaseTensors {
     ///
     /// # Errors
     /// [`KernelError`] if something could not be filled.
-    pub fn rewind(&mut self) -> Result<(), KernelError> {
+    pub fn rewind(&mut self) -> Result {
         self.next.set(0);
         self.failure.take().map_or(Ok(()), Err)
     }

@@ -5,7 +5,7 @@ use super::matrix::{BenchMatrix, BenchStrategy};
 use crate::args::{RankArgs, RunArgs};
 use crate::begin::complete;
 use crate::commands::plan::device_memory_bytes;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use clap::Args;
 use memory::Rank;
 use settings::load::Override;
@@ -85,7 +85,7 @@ impl BenchArgs {
     ///
     /// # Errors
     /// As [`BenchMatrix::open`]; flags of `train` that are not for `bench`, or contradict the matrix.
-    pub(crate) fn shared(&self) -> Result<Shared, Failure> {
+    pub(crate) fn shared(&self) -> Result<Shared> {
         refuse_of_one_run(&self.run)?;
         let device_memory = self.device_memory.as_deref().map(device_memory_bytes);
         let device_bytes = device_memory.transpose()?;
@@ -138,7 +138,7 @@ impl Shared {
     ///
     /// # Errors
     /// Settings that do not go together, or folders that cannot be read.
-    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Completed, Failure> {
+    pub(crate) fn resolve(&self, strategy: &BenchStrategy) -> Result<Completed> {
         let mut given = self.given.clone();
         given.config = strategy.config.clone().or(given.config);
         let number = given.rank.map_or(0, |rank| rank.number);

@@ -2,7 +2,7 @@
 
 use super::matrix::{BenchMatrix, BenchStrategy};
 use crate::args::RunArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use settings::Given;
 use settings::load::Override;
 
@@ -25,7 +25,7 @@ const LENGTH: &str = "says how long a run is, and bench makes as many steps as t
 ///
 /// # Errors
 /// For the first such flag, with what to do instead.
-pub(super) fn refuse_of_one_run(run: &RunArgs) -> Result<(), Failure> {
+pub(super) fn refuse_of_one_run(run: &RunArgs) -> Result {
     if run.output.trace.is_some() {
         return Err(Failure::Usage(
             "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
@@ -61,7 +61,7 @@ pub(super) fn refuse_unheeded(
     matrix: &BenchMatrix,
     strategies: &[BenchStrategy],
     plans_only: bool,
-) -> Result<(), Failure> {
+) -> Result {
     let unheeded = |place: &str, why: Option<&str>| match why {
         Some(why) => Err(Failure::Usage(format!("`{place}` {why}"))),
         None => Ok(()),
@@ -102,7 +102,7 @@ pub(super) fn refuse_contradictions(
     given: &Given,
     said: &[Override],
     strategies: &[BenchStrategy],
-) -> Result<(), Failure> {
+) -> Result {
     for strategy in strategies {
         let contradicts = |flag: String, what: String| {
             Err(Failure::Usage(format!(
@@ -161,7 +161,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::commands::bench::BenchArgs;
     use crate::commands::bench::measure::{arguments, configuration};
-    use crate::failure::Failure;
+    use crate::failure::Result;
     use clap::{Args, Parser};
     use memory::Rank;
     use settings::Completed;
@@ -272,7 +272,7 @@ mod tests {
     }
 
     /// The only strategy of a matrix that has no settings of its own, as `bench` resolves it.
-    fn benched(matrix: &Path, flags: &str) -> Result<(Completed, Option<usize>), Failure> {
+    fn benched(matrix: &Path, flags: &str) -> Result<(Completed, Option<usize>)> {
         let command = format!("trainer bench --matrix {}", matrix.display());
         let cli = parsed(&command, flags);
         let Some(Command::Bench(args)) = &cli.command else {

@@ -2,7 +2,7 @@
 
 use super::folded::{self, fold};
 use super::rows::{Planned, Row};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use memory::format_bytes;
 use planner::Plan;
 use serde::{Deserialize, Serialize};
@@ -72,7 +72,7 @@ impl Golden {
     ///
     /// # Errors
     /// If the file cannot be read, or does not hold peaks.
-    pub(crate) fn read(path: &Path) -> Result<Golden, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<Golden> {
         let unusable = |what: &str| Failure::Malformed {
             path: path.into(),
             reason: format!(
@@ -89,7 +89,7 @@ impl Golden {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+    pub(crate) fn write(&self, path: &Path) -> Result {
         let json = serde_json::to_string_pretty(self);
         let json = json.map_err(|error| Failure::Usage(error.to_string()))?;
         std::fs::write(path, json + "\n").map_err(Failure::file(path))

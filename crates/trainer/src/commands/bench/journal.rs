@@ -2,7 +2,7 @@
 
 use super::matrix::BenchStrategy;
 use super::measure::BenchRun;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be read, or belongs to another matrix.
-    pub(crate) fn open(path: Option<PathBuf>, asked: String) -> Result<Journal, Failure> {
+    pub(crate) fn open(path: Option<PathBuf>, asked: String) -> Result<Journal> {
         let text = match &path {
             Some(path) => match files::read_small_text(path) {
                 Ok(text) => Some(text),
@@ -86,7 +86,7 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn add(&mut self, entry: JournalEntry) -> Result<(), Failure> {
+    pub(crate) fn add(&mut self, entry: JournalEntry) -> Result {
         self.contents.runs.push(entry);
         let Some(path) = &self.path else {
             return Ok(());

@@ -1,6 +1,6 @@
 //! A matrix of strategies: what is compared, and how long each is measured.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use optim::OptimizerKind;
 use serde::{Deserialize, Serialize};
 
@@ -118,7 +118,7 @@ impl BenchMatrix {
     ///
     /// # Errors
     /// Neither exists, or the text is no matrix.
-    pub(crate) fn open(name: &str) -> Result<BenchMatrix, Failure> {
+    pub(crate) fn open(name: &str) -> Result<BenchMatrix> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
             return BenchMatrix::parse(name, text);
         }
@@ -131,7 +131,7 @@ impl BenchMatrix {
         BenchMatrix::parse(name, &text)
     }
 
-    fn parse(name: &str, text: &str) -> Result<BenchMatrix, Failure> {
+    fn parse(name: &str, text: &str) -> Result<BenchMatrix> {
         let wrong = |error: toml::de::Error| {
             let message = error.to_string().trim_end().replace('\n', "\n  ");
             Failure::Usage(format!("{name} is no matrix of strategies: {message}"))
@@ -150,7 +150,7 @@ impl BenchMatrix {
     ///
     /// # Errors
     /// A word that stands for no form of the optimizer's states, or a name that two strategies have.
-    pub(crate) fn strategies(&self) -> Result<Vec<BenchStrategy>, Failure> {
+    pub(crate) fn strategies(&self) -> Result<Vec<BenchStrategy>> {
         let mut all = self.matrix.combinations()?;
         for axes in &self.matrices {
             all.extend(axes.combinations()?);
@@ -170,10 +170,10 @@ impl BenchMatrix {
 
 impl Axes {
     /// All combinations; the last axis changes fastest.
-    fn combinations(&self) -> Result<Vec<BenchStrategy>, Failure> {
-        let of = |values: &[String], set: fn(&str) -> Result<Vec<String>, Failure>| {
+    fn combinations(&self) -> Result<Vec<BenchStrategy>> {
+        let of = |values: &[String], set: fn(&str) -> Result<Vec<String>>| {
             let values = values.iter().map(|value| Ok((value.clone(), set(value)?)));
-            values.collect::<Result<Vec<_>, Failure>>()
+            values.collect::<Result<Vec<_>>>()
         };
         let sizes = |word: &str, key: &str, sizes: &[usize]| {
             let sizes = sizes.iter();
@@ -240,7 +240,7 @@ fn or_shared<T>(values: &[T]) -> impl Iterator<Item = Option<&T>> {
     values.iter().map(Some).chain(shared)
 }
 
-fn optimizer(words: &str) -> Result<Vec<String>, Failure> {
+fn optimizer(words: &str) -> Result<Vec<String>> {
     let setting = |word: &str| {
         let found = OPTIMIZER.iter().find(|(name, _)| *name == word);
         let kind = || {

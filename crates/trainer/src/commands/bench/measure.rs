@@ -1,6 +1,6 @@
 //! Runs a strategy once, in its own process, so that no memory and no caches carry over to the next run.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::gpu_watch::{GpuFigures, watched};
 use optim::ScheduleKind;
 use serde::{Deserialize, Serialize};
@@ -107,7 +107,7 @@ pub(crate) fn measure(
     resolved: &Resolved,
     (warmup, steps): (usize, usize),
     folder: &Path,
-) -> Result<BenchRun, Failure> {
+) -> Result<BenchRun> {
     let config = configuration(resolved, warmup + steps);
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;

@@ -18,7 +18,7 @@ mod rows;
 
 pub use args::BenchArgs;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
 use crate::stdout::{print, print_json};
@@ -71,7 +71,7 @@ struct BenchReport<'a> {
 ///
 /// # Errors
 /// [`Failure`]: an invalid matrix, files that cannot be read or written, peaks that changed, an interruption.
-pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &BenchArgs) -> Result {
     let shared = args.shared()?;
     // Read before measuring, so that a missing file is noticed at once.
     let was = args.check.as_deref().map(Golden::read).transpose()?;
@@ -116,7 +116,7 @@ fn warn_of_the_gpu(runs: &[JournalEntry]) {
 }
 
 /// Reports differences, and fails if any byte differs.
-fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
+fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result {
     let changes = was.changes(now, tolerance);
     for warning in &changes.warnings {
         tracing::warn!("{warning}");
@@ -154,7 +154,7 @@ impl Bench {
         &self,
         shared: &Shared,
         matrix: &PlannedMatrix,
-    ) -> Result<(Vec<JournalEntry>, Option<i32>), Failure> {
+    ) -> Result<(Vec<JournalEntry>, Option<i32>)> {
         let mut journal = Journal::open(self.journal.clone(), self.asked(shared, matrix)?)?;
         let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?;
         let folder = tempfile::tempdir().map_err(Failure::file("a temporary folder"))?;
@@ -187,7 +187,7 @@ impl Bench {
     }
 
     /// Everything that measurements depend on, except the machine.
-    fn asked(&self, shared: &Shared, matrix: &PlannedMatrix) -> Result<String, Failure> {
+    fn asked(&self, shared: &Shared, matrix: &PlannedMatrix) -> Result<String> {
         let mut asked = format!(
             "{} {} {}",
             env!("CARGO_PKG_VERSION"),
@@ -218,13 +218,7 @@ impl Bench {
         bar
     }
 
-    fn print(
-        &self,
-        shared: &Shared,
-        args: &BenchArgs,
-        device: &str,
-        rows: &[Row],
-    ) -> Result<(), Failure> {
+    fn print(&self, shared: &Shared, args: &BenchArgs, device: &str, rows: &[Row]) -> Result {
         if args.form.json {
             return print_json(&BenchReport {
                 schema_version: SCHEMA_VERSION,

@@ -1,6 +1,6 @@
 //! Figures of a strategy on paper, beside its peak: the time that a step computes, which GPUs hold it, and the peaks of all ranks.
 
-use crate::failure::Failure;
+use crate::failure::Result;
 use memory::Rank;
 use planner::{Plan, StepOnPaper};
 use rayon::prelude::*;
@@ -52,12 +52,12 @@ impl PaperFigures {
 
     /// # Errors
     /// As planning the strategy.
-    pub(crate) fn new(resolved: &Resolved, plan: &Plan) -> Result<PaperFigures, Failure> {
+    pub(crate) fn new(resolved: &Resolved, plan: &Plan) -> Result<PaperFigures> {
         let config = &resolved.config;
         let target = resolved.device().target();
         let of = config.rank.map_or(1, |rank| rank.of);
         let planned = of.min(MOST_RANKS);
-        let peak = |index: usize| -> Result<u64, Failure> {
+        let peak = |index: usize| -> Result<u64> {
             if of == 1 {
                 return Ok(plan.peak_bytes);
             }
@@ -69,7 +69,7 @@ impl PaperFigures {
             Ok(Plan::new(&Settings::new(&config)?, target)?.peak_bytes)
         };
         let peaks = (0..planned).into_par_iter().map(peak);
-        let peaks = peaks.collect::<Result<Vec<u64>, Failure>>()?;
+        let peaks = peaks.collect::<Result<Vec<u64>>>()?;
         let fits = |gpu: &&(&str, &'static str)| plan.fits.get(gpu.0) == Some(&true);
         let step = StepOnPaper::new(&Settings::new(config)?, target)?;
         Ok(PaperFigures {

@@ -6,7 +6,7 @@ use super::measure::Outcome;
 use super::paper::PaperFigures;
 use super::rows::Planned;
 use crate::decisions;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::{limit_of_plan, refuse_without_room};
 use crate::model_tokens::{ModelTokens, describe};
 use crate::reference;
@@ -27,7 +27,7 @@ impl PlannedMatrix {
     ///
     /// # Errors
     /// A mistake in the matrix, such as a file that does not exist; else the first contradiction, if every strategy has one.
-    pub(super) fn new(shared: &Shared) -> Result<PlannedMatrix, Failure> {
+    pub(super) fn new(shared: &Shared) -> Result<PlannedMatrix> {
         let strategies = &shared.strategies;
         let mut all = Vec::new();
         for strategy in strategies {
@@ -81,7 +81,7 @@ impl PlannedMatrix {
     ///
     /// # Errors
     /// As training would refuse it.
-    pub(super) fn refuse_foreign_data(&self, shared: &Shared) -> Result<(), Failure> {
+    pub(super) fn refuse_foreign_data(&self, shared: &Shared) -> Result {
         let reads = |planned: &Planned| match shared.plans_only() {
             true => shared.names_data,
             false => planned.obstacle.is_none(),
@@ -144,7 +144,7 @@ fn plan_strategy(
     shared: &Shared,
     strategy: &BenchStrategy,
     completed: &Completed,
-) -> Result<Planned, Failure> {
+) -> Result<Planned> {
     let resolved = decisions::on_paper(completed, shared.device_bytes())?;
     let settings = Settings::new(&resolved.config)?;
     let plan = Plan::new(&settings, resolved.device().target())?;
@@ -166,7 +166,7 @@ fn needs_bytes(plan: &Plan) -> u64 {
 }
 
 /// The plans of a rank of each other stage of a pipeline, if something limits them: any of them may need the most.
-fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>, Failure> {
+fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>> {
     let is_limited = shared.device_bytes().is_some() || limit_of_plan(&resolved.config).is_some();
     let Some(rank) = resolved.config.rank.filter(|_| is_limited) else {
         return Ok(Vec::new());
@@ -174,7 +174,7 @@ fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>, Failu
     let of_stage = rank.of / resolved.config.parallel.pipeline;
     let others = (0..rank.of).step_by(of_stage);
     let others = others.filter(|first| first / of_stage != rank.number / of_stage);
-    let plan = |number| -> Result<Plan, Failure> {
+    let plan = |number| -> Result<Plan> {
         let mut config = resolved.config.clone();
         config.rank = Some(Rank { number, ..rank });
         Ok(Plan::new(

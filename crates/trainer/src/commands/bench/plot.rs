@@ -1,7 +1,7 @@
 //! Draws peak against speed: each strategy is a point, and a line joins those that no other strategy dominates.
 
 use super::rows::Row;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use report::{Scatter, ScatterPoint, unit_of_bytes};
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// If no strategy was measured, or the file cannot be written.
-pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Failure> {
+pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result {
     let measured = |row: &Row| Some((row.peak_bytes? as f64, row.tokens_per_s?));
     let (unit, unit_bytes) = unit_of_bytes(rows.iter().filter_map(measured).map(|at| at.0));
     let point = |row: &Row| {

@@ -1,6 +1,6 @@
 //! Measures how fast the processor copies beside its computation: the cost of offload on the CPU device.
 
-use crate::failure::Failure;
+use crate::failure::Result;
 use kernels::{KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
@@ -30,7 +30,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn lease(memory: &Memory) -> Result<Lane, Failure> {
+    fn lease(memory: &Memory) -> Result<Lane> {
         let (category, dims) = (Category::Temporary, [COPY_BYTES]);
         Ok(Lane {
             device: memory.lease_persistent(category, "device", dims, DType::U8)?,
@@ -44,9 +44,9 @@ impl Copies {
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if there is no half a GiB left.
-    pub(super) fn measure(cpu: &Kernels, memory: &Memory) -> Result<Copies, Failure> {
+    pub(super) fn measure(cpu: &Kernels, memory: &Memory) -> Result<Copies> {
         let (mut up, mut down) = (Lane::lease(memory)?, Lane::lease(memory)?);
-        let mut best = |queues: &[Queue]| -> Result<f64, Failure> {
+        let mut best = |queues: &[Queue]| -> Result<f64> {
             let mut least = Duration::MAX;
             // The first repetition starts threads and touches pages, so it does not count.
             for repetition in 0..=REPETITIONS {

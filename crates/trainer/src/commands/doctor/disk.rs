@@ -2,7 +2,7 @@
 
 use super::rates::random_bytes;
 use super::rows;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use kernels::cpu::Cpu;
 use kernels::{BlockFile, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory, format_bytes};
@@ -58,7 +58,7 @@ impl DiskRates {
     ///
     /// # Errors
     /// [`Failure`] if the folder cannot be used, or its disk fails or has no room.
-    pub(super) fn measure(path: &Path) -> Result<DiskRates, Failure> {
+    pub(super) fn measure(path: &Path) -> Result<DiskRates> {
         let folder = ScratchFolder::open(path)?;
         let free_bytes = folder.free_bytes()?;
         // Half of the free space is left to others.
@@ -108,7 +108,7 @@ impl DiskRates {
 }
 
 impl Bench {
-    fn new(file: Arc<dyn BlockFile>) -> Result<Bench, Failure> {
+    fn new(file: Arc<dyn BlockFile>) -> Result<Bench> {
         let memory = Memory::host();
         let cpu = Cpu::new(&memory, DType::F32)?;
         let pinned =

@@ -140,7 +140,7 @@ pub(super) fn gpus() -> (Vec<FoundGpu>, Vec<String>) {
 const REHEARSED: &str = "qwen2.5-0.5b";
 
 #[cfg(feature = "cuda")]
-fn gpu(index: usize) -> Result<FoundGpu, crate::failure::Failure> {
+fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     use crate::device::{listed, rehearsed};
     use kernels::cuda::CudaDevice;
     use memory::{DType, Memory};

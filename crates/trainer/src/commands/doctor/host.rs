@@ -3,7 +3,7 @@
 use super::copies::Copies;
 use super::rates::{DeviceRates, RateWork};
 use super::{bytes, rows};
-use crate::failure::Failure;
+use crate::failure::Result;
 use kernels::Target;
 use kernels::cpu::Cpu;
 use memory::{DType, Memory};
@@ -36,7 +36,7 @@ impl Host {
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if there is no half a GiB left.
-    pub(super) fn new() -> Result<Host, Failure> {
+    pub(super) fn new() -> Result<Host> {
         let memory = Memory::host();
         let cpu = Cpu::new(&memory, DType::F32)?;
         Ok(Host {

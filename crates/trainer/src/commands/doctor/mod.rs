@@ -11,7 +11,7 @@ mod rates;
 pub(crate) use rates::{DeviceRates, RateWork};
 
 use crate::args::overrides;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::job::{FailedCommand, together};
 use crate::stdout::{print, print_json};
 use crate::threads::start_threads;
@@ -102,7 +102,7 @@ pub(crate) fn doctor(args: &DoctorArgs, launch: Option<&Launch>) -> Result<(), F
     })
 }
 
-fn diagnose(args: &DoctorArgs, ranks: Option<ranks::RankLinks>) -> Result<(), Failure> {
+fn diagnose(args: &DoctorArgs, ranks: Option<ranks::RankLinks>) -> Result {
     let (gpus, missing) = gpus::gpus();
     let diagnosis = Diagnosis {
         version: env!("CARGO_PKG_VERSION"),

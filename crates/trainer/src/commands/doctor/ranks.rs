@@ -2,7 +2,7 @@
 
 use super::rows;
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::job::Job;
 use crate::last_words::hostname;
 use collectives::Launch;
@@ -43,10 +43,7 @@ impl RankLinks {
     ///
     /// # Errors
     /// [`Failure::Ranks`] if ranks cannot reach each other, [`Failure::OutOfMemory`] if there are no 128 MiB left.
-    pub(super) fn measure(
-        config: &Config,
-        launch: &Launch,
-    ) -> Result<(Rc<Job>, RankLinks), Failure> {
+    pub(super) fn measure(config: &Config, launch: &Launch) -> Result<(Rc<Job>, RankLinks)> {
         let device = Device::best().of_rank(launch.local_rank);
         let opened = OpenDevice::open(device)?;
         let memory = opened.memory();
@@ -100,7 +97,7 @@ impl RankLinks {
 }
 
 /// Seconds of the fastest exchange, in which this rank sends equally much to each other rank; none if it is alone.
-fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
+fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64>> {
     let Some(rank) = job.rank().filter(|rank| rank.of > 1) else {
         return Ok(None);
     };
@@ -109,7 +106,7 @@ fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64
     let lease = |name| memory.lease_persistent(Category::Temporary, name, [bytes], DType::U8);
     let outgoing = lease("outgoing")?;
     let incoming = others().map(|rank| Ok((rank, lease("incoming")?)));
-    let mut incoming = incoming.collect::<Result<Vec<_>, Failure>>()?;
+    let mut incoming = incoming.collect::<Result<Vec<_>>>()?;
     let mut least = Duration::MAX;
     // The first exchange makes connections, so it does not count.
     for repetition in 0..=REPETITIONS {

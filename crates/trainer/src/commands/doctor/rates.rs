@@ -1,6 +1,6 @@
 //! Measures how fast a device is with the operations that training uses.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use kernels::random::{key, random_u32};
 use kernels::{Init, Kernels, Matmul, Queue, Target};
 use memory::{Category, DType, Memory};
@@ -69,7 +69,7 @@ impl DeviceRates {
         memory: &Memory,
         dtype: DType,
         work: RateWork,
-    ) -> Result<DeviceRates, Failure> {
+    ) -> Result<DeviceRates> {
         let (size, elements) = (work.gemm_size, work.copy_elements);
         let lease = |name, elements: usize| {
             memory.lease_persistent(Category::Temporary, name, [elements], dtype)
@@ -78,10 +78,10 @@ impl DeviceRates {
         let [mut a, mut b] = [lease("a", size * size)?, lease("b", size * size)?];
         let mut out = lease("out", size * size)?;
         let mut bytes = vec![0u8; elements * dtype.size_in_bytes()];
-        let best = |time: &mut dyn FnMut() -> Result<Duration, Failure>| {
+        let best = |time: &mut dyn FnMut() -> Result<Duration>| {
             let times = (0..=work.repetitions).map(|_| time());
             // The first one loads kernels and touches pages, so it does not count.
-            let times: Vec<Duration> = times.skip(1).collect::<Result<_, Failure>>()?;
+            let times: Vec<Duration> = times.skip(1).collect::<Result<_>>()?;
             let best = times.into_iter().min().unwrap_or_default();
             Ok::<f64, Failure>(best.as_secs_f64())
         };

@@ -4,7 +4,7 @@ pub(super) mod prompts;
 mod sampling;
 
 use super::trained::{Trained, TrainedArgs, settings};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::stdout::{print, print_json};
 use clap::Args;
 use planner::{InferencePlan, PlannedCache};
@@ -57,7 +57,7 @@ struct Continuation<'a> {
 }
 
 /// Generates text.
-pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
+pub(crate) fn generate(args: &GenerateArgs) -> Result {
     let trained = Trained::open(&args.trained, Vec::new())?;
     let tokenizer = trained.tokenizer()?;
     let vocab = trained.resolved.config.model.vocab;
@@ -102,7 +102,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
 }
 
 /// The most tokens of a sequence: what is asked for, limited by the model's positions.
-fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result<usize, Failure> {
+fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result<usize> {
     let wanted = longest.saturating_add(max_tokens);
     let Some(positions) = positions.filter(|positions| wanted > *positions) else {
         return Ok(wanted);
@@ -124,15 +124,11 @@ struct Shown<'a> {
     tokenizer: &'a Tokenizer,
     stream: Option<TextStream<'a>>,
     later: Vec<Vec<u32>>,
-    outcome: Result<(), Failure>,
+    outcome: Result,
 }
 
 impl<'a> Shown<'a> {
-    fn new(
-        prompts: &'a [Prompt],
-        tokenizer: &'a Tokenizer,
-        is_json: bool,
-    ) -> Result<Shown<'a>, Failure> {
+    fn new(prompts: &'a [Prompt], tokenizer: &'a Tokenizer, is_json: bool) -> Result<Shown<'a>> {
         if !is_json {
             print(prompts[0].heading())?;
         }
@@ -157,7 +153,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    fn finish(self) -> Result<(), Failure> {
+    fn finish(self) -> Result {
         self.outcome?;
         let Some(stream) = self.stream else {
             return Ok(());

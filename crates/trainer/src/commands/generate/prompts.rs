@@ -1,6 +1,6 @@
 //! Reads the texts and conversations that `generate` continues.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
 use std::io::Read;
@@ -74,7 +74,7 @@ impl PromptArgs {
         &self,
         (model, vocab): (&Path, usize),
         tokenizer: &Tokenizer,
-    ) -> Result<Vec<Prompt>, Failure> {
+    ) -> Result<Vec<Prompt>> {
         let mut texts = self.prompt.clone();
         if let Some(path) = &self.prompt_file {
             texts.extend(lines(path)?);
@@ -89,7 +89,7 @@ impl PromptArgs {
             let said = |text: &String| vec![json!({"role": "user", "content": text})];
             conversations.splice(..0, texts.iter().map(said));
         } else {
-            prompts = texts.iter().map(encode).collect::<Result<_, Failure>>()?;
+            prompts = texts.iter().map(encode).collect::<Result<_>>()?;
         }
         let first_conversation = prompts.len();
         if !conversations.is_empty() {
@@ -111,7 +111,7 @@ impl PromptArgs {
         prompts.collect()
     }
 
-    fn with_system(&self, mut messages: Vec<Value>) -> Result<Vec<Value>, Failure> {
+    fn with_system(&self, mut messages: Vec<Value>) -> Result<Vec<Value>> {
         if let Some(system) = &self.system {
             if messages[0]["role"] == "system" {
                 return Err(Failure::Usage(
@@ -125,7 +125,7 @@ impl PromptArgs {
 }
 
 /// The lines of a file that are not blank.
-fn lines(path: &Path) -> Result<Vec<String>, Failure> {
+fn lines(path: &Path) -> Result<Vec<String>> {
     let text = read_text(path)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let lines: Vec<String> = lines.map(String::from).collect();
@@ -136,7 +136,7 @@ fn lines(path: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// The conversations of a file: a list of messages, an object with `messages`, or one such object on each line.
-fn read_conversations(path: &Path) -> Result<Vec<Vec<Value>>, Failure> {
+fn read_conversations(path: &Path) -> Result<Vec<Vec<Value>>> {
     let text = read_text(path)?;
     let found: Result<Vec<Value>, _> = serde_json::Deserializer::from_str(&text)
         .into_iter()
@@ -173,7 +173,7 @@ fn read_conversations(path: &Path) -> Result<Vec<Vec<Value>>, Failure> {
     found.into_iter().enumerate().map(messages).collect()
 }
 
-fn read_text(path: &Path) -> Result<String, Failure> {
+fn read_text(path: &Path) -> Result<String> {
     let text = match path == Path::new("-") {
         true => {
             let mut text = String::new();
@@ -192,7 +192,7 @@ fn malformed(path: &Path, reason: &str) -> Failure {
 }
 
 /// The model's chat template; `instead` is what to do where it has none.
-pub(crate) fn chat_template(model: &Path, instead: &str) -> Result<ChatTemplate, Failure> {
+pub(crate) fn chat_template(model: &Path, instead: &str) -> Result<ChatTemplate> {
     ChatTemplate::open(model)?.ok_or_else(|| {
         Failure::Usage(format!(
             "{} has no chat template; {instead}",
@@ -206,7 +206,7 @@ pub(crate) fn conversation(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[Value],
-) -> Result<Vec<u32>, Failure> {
+) -> Result<Vec<u32>> {
     let text = template.render(messages, true);
     let text = text.map_err(|error| {
         Failure::Usage(format!("the chat template refuses the prompt: {error}"))
@@ -223,7 +223,7 @@ fn last_said(messages: &[Value]) -> String {
 }
 
 /// Every token of a prompt is one of the model's, and there is one.
-pub(crate) fn check(tokens: &[u32], vocab: usize) -> Result<(), Failure> {
+pub(crate) fn check(tokens: &[u32], vocab: usize) -> Result {
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
         return Err(Failure::Usage(format!(
             "the tokenizer makes token {token} of the prompt, and the model knows {vocab}; its folder has another model's \

@@ -2,7 +2,7 @@
 
 use crate::args::RunArgs;
 use crate::decisions::naming_head_chunk;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::limit_of_plan;
 use crate::shell::quoted;
 use clap::Args;
@@ -27,7 +27,7 @@ pub struct AdviceArgs {
 
 impl AdviceArgs {
     /// The bytes of `--device-memory`.
-    pub(crate) fn device_bytes(&self) -> Result<Option<u64>, Failure> {
+    pub(crate) fn device_bytes(&self) -> Result<Option<u64>> {
         let bytes = self.device_memory.as_deref().map(device_memory_bytes);
         bytes.transpose()
     }
@@ -40,7 +40,7 @@ pub(crate) fn answer(
     resolved: &Completed,
     config: &Config,
     mut plan: Plan,
-) -> Result<Plan, Failure> {
+) -> Result<Plan> {
     let target = resolved.device().target();
     let device_memory = asked.device_bytes()?;
     let largest = asked.largest.as_deref().and_then(Sought::named);
@@ -113,7 +113,7 @@ pub(crate) fn answer(
 }
 
 /// A size in bytes, or the memory of a GPU.
-pub(crate) fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
+pub(crate) fn device_memory_bytes(text: &str) -> Result<u64> {
     let names_a_gpu = text.starts_with(|first: char| first.is_alphabetic());
     let usage = |error: &dyn std::fmt::Display| Failure::Usage(format!("--device-memory: {error}"));
     if names_a_gpu {

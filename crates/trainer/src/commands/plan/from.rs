@@ -2,7 +2,7 @@
 
 use super::advice::train_command;
 use crate::args::{RankArgs, RunArgs};
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::foreign::{
     CommandLine, ForeignFile, ForeignSettings, KeyOutcome, KeyRow, Program, Setting, take,
 };
@@ -71,12 +71,12 @@ impl FromArgs {
     ///
     /// # Errors
     /// A file that cannot be read or understood, files that contradict each other, or what a plan needs and nobody says.
-    pub(super) fn read(&self, run: &RunArgs, rank: RankArgs) -> Result<Option<ReadFiles>, Failure> {
+    pub(super) fn read(&self, run: &RunArgs, rank: RankArgs) -> Result<Option<ReadFiles>> {
         if self.from.is_empty() {
             return Ok(None);
         }
         let files = self.from.iter().map(|path| ForeignFile::read(path));
-        let files = files.collect::<Result<Vec<_>, Failure>>()?;
+        let files = files.collect::<Result<Vec<_>>>()?;
         let taken = take(&files, &told(run, rank)?)?;
         Ok(Some(ReadFiles {
             run: with_taken(run.clone(), &taken),
@@ -113,7 +113,7 @@ fn with_taken(mut run: RunArgs, taken: &ForeignSettings) -> RunArgs {
 }
 
 /// The settings of the command line, which go before those of the files.
-fn told(run: &RunArgs, rank: RankArgs) -> Result<CommandLine, Failure> {
+fn told(run: &RunArgs, rank: RankArgs) -> Result<CommandLine> {
     let given = run.given();
     let mut all = given.flags;
     for argument in &given.set {

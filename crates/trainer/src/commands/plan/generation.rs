@@ -1,7 +1,7 @@
 //! `plan --generate`: the memory that a model needs to generate text.
 
 use crate::commands::trained::settings;
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::stdout::{print, print_json};
 use clap::Args;
 use planner::InferencePlan;
@@ -19,11 +19,7 @@ pub struct GenerationArgs {
 }
 
 /// Prints the memory that a model needs to generate.
-pub(crate) fn print_generation_plan(
-    resolved: &Resolved,
-    tokens: u64,
-    batch: u64,
-) -> Result<(), Failure> {
+pub(crate) fn print_generation_plan(resolved: &Resolved, tokens: u64, batch: u64) -> Result {
     let settings = settings(resolved, tokens as usize)?;
     let sequences = (batch as usize, tokens as usize);
     let plan = InferencePlan::of_sequences(&settings, resolved.device().target(), sequences)?;

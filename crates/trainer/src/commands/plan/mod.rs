@@ -9,7 +9,7 @@ mod verdict;
 use crate::args::{RankArgs, RunArgs};
 use crate::begin::begin;
 use crate::decisions::{self, Decided, planning};
-use crate::failure::Failure;
+use crate::failure::Result;
 use crate::initial_model::beyond_context;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
@@ -64,7 +64,7 @@ impl PlanArgs {
 }
 
 /// Prints the plan of a run, or of generation.
-pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
+pub(crate) fn plan(args: &PlanArgs) -> Result {
     let read = args.from.read(&args.run, args.rank)?;
     let mut args = args.clone();
     let foreign = read.map(|read| {
@@ -82,11 +82,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
 }
 
-fn print_plan(
-    resolved: &Completed,
-    args: &PlanArgs,
-    from: Option<&FromFiles>,
-) -> Result<(), Failure> {
+fn print_plan(resolved: &Completed, args: &PlanArgs, from: Option<&FromFiles>) -> Result {
     let folder = trace_folder(resolved)?;
     let target = resolved.device().target();
     let decided = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
@@ -123,7 +119,7 @@ fn print_plan(
 }
 
 /// What is planned, the answers that were asked for, and the plan.
-fn in_words(plan: &Plan, resolved: &Decided) -> Result<String, Failure> {
+fn in_words(plan: &Plan, resolved: &Decided) -> Result<String> {
     let step = step_in_words(resolved)?;
     let title = plan.title();
     let pareto = plan.pareto.as_ref().map(pareto::tables);
@@ -143,7 +139,7 @@ fn in_words(plan: &Plan, resolved: &Decided) -> Result<String, Failure> {
 }
 
 /// The model, the tokens of a step, and what is recomputed.
-fn step_in_words(resolved: &Decided) -> Result<String, Failure> {
+fn step_in_words(resolved: &Decided) -> Result<String> {
     let settings = Settings::new(&resolved.config)?;
     let is_changed = resolved.given.config.is_none() && resolved.options.init_from.is_none();
     let of_own = is_changed && !resolved.explicit_model_keys.is_empty();

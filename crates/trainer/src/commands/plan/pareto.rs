@@ -1,6 +1,6 @@
 //! `plan --pareto`: the policies chosen for budgets, beside the presets.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use clap::Args;
 use kernels::Target;
 use memory::format_bytes;
@@ -23,17 +23,13 @@ pub struct ParetoArgs {
 
 impl ParetoArgs {
     /// The frontier, if `--pareto` is given.
-    pub(crate) fn answer(
-        &self,
-        config: &Config,
-        target: Target,
-    ) -> Result<Option<Frontier>, Failure> {
+    pub(crate) fn answer(&self, config: &Config, target: Target) -> Result<Option<Frontier>> {
         let frontier = self.pareto.then(|| Frontier::new(config, target));
         Ok(frontier.transpose()?)
     }
 
     /// Draws the frontier if `--plot` is given: chosen policies form a line, and presets have names.
-    pub(crate) fn draw(&self, plan: &Plan) -> Result<(), Failure> {
+    pub(crate) fn draw(&self, plan: &Plan) -> Result {
         match (&plan.pareto, &self.plot) {
             (Some(frontier), Some(path)) => draw(frontier, path),
             _ => Ok(()),
@@ -72,7 +68,7 @@ fn five_digits(ms: f64) -> String {
     format!("{ms:.decimals$} ms")
 }
 
-fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
+fn draw(frontier: &Frontier, path: &Path) -> Result {
     let chosen = frontier.chosen.iter();
     let chosen = chosen.map(|choice| (String::new(), choice.peak_bytes, choice.step_ms));
     let presets = frontier.presets.iter();

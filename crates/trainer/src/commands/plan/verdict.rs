@@ -1,7 +1,7 @@
 //! Whether what is planned fits: in words, and as the exit code of the plan.
 
 use crate::decisions::{Decided, naming_head_chunk};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::limits::limit_of_plan;
 use memory::format_bytes;
 use planner::{Advice, Largest, OomReport, Plan, first_refused};
@@ -42,7 +42,7 @@ pub(super) fn verdict(resolved: &Resolved, plan: &Plan) -> String {
 }
 
 /// Ends a plan with the exit code of a run that does not fit: what was asked for has no answer, or a limit is exceeded.
-pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result<(), Failure> {
+pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result {
     let too_large = |reason: String, hints| Err(Failure::DoesNotFit { reason, hints });
     if let Some(Largest { what, next, .. }) = plan.largest.as_ref().filter(|it| it.value.is_none())
     {
@@ -84,7 +84,7 @@ pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result<(), Fa
 }
 
 /// The fixes that a run under this limit would be told of.
-fn fixes(resolved: &Decided, limit: u64) -> Result<Vec<String>, Failure> {
+fn fixes(resolved: &Decided, limit: u64) -> Result<Vec<String>> {
     let (config, target) = (&resolved.config, resolved.device().target());
     let Some(error) = first_refused(&Settings::new(config)?, target, limit)? else {
         return Ok(Vec::new());

@@ -1,7 +1,7 @@
 //! Writes token files with progress, and reports what is in them.
 
 use super::PrepareArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::stdout::print;
 use crate::threads::threads_of;
@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Writes the token files, and reports what is in them.
-pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
+pub(crate) fn prepare(args: &PrepareArgs) -> Result {
     let options = Options {
         inputs: args.inputs.clone(),
         out: args.out.clone(),

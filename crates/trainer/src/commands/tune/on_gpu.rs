@@ -2,7 +2,7 @@
 
 use crate::algorithms::{kept_at, read, write};
 use crate::device::explained;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use kernels::cuda::{Algorithms, Cuda, CudaDevice, CudaDriver, TunedProduct};
 use memory::Memory;
 use model::Fp8Products;
@@ -75,7 +75,7 @@ pub(super) fn tune(
     device: &Rc<CudaDevice>,
     resolved: &Resolved,
     settings: &Settings,
-) -> Result<Tuned, Failure> {
+) -> Result<Tuned> {
     // The file is checked first, so that minutes of timing are not lost.
     let (file, mut kept) = match &resolved.options.out {
         Some(file) => (file.clone(), read(file, device)?),
@@ -95,7 +95,7 @@ pub(super) fn tune(
 }
 
 /// Every product of a run with its fastest algorithm; those in FP8 with either setting of fast accumulation.
-fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>, Failure> {
+fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>> {
     let mut products = library_calls(settings)?.products;
     if let Some(fp8) = &settings.fp8 {
         let other = Settings {
@@ -115,7 +115,7 @@ fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduc
 }
 
 /// The file of this GPU and library, with its contents. An unusable file is replaced, because it is only a cache.
-fn kept_by_default(device: &CudaDevice) -> Result<(PathBuf, Option<Algorithms>), Failure> {
+fn kept_by_default(device: &CudaDevice) -> Result<(PathBuf, Option<Algorithms>)> {
     let Some(file) = kept_at(device) else {
         return Err(Failure::Usage(
             "there is no folder for caches to keep algorithms in: set HOME or XDG_CACHE_HOME, or name a file with --out".into(),
