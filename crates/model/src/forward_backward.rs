@@ -20,7 +20,7 @@ impl Model {
         replayed: &mut ReplayCounts,
     ) -> Result<Option<Buffer>> {
         let mut pass = Pass::new(self, work);
-        let outcome = pass.forward_backward();
+        let outcome = pass.forward_and_backward();
         pass.ended(outcome, replayed)
     }
 
@@ -61,7 +61,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    fn forward_backward(&mut self) -> Result<Option<Buffer>> {
+    fn forward_and_backward(&mut self) -> Result<Option<Buffer>> {
         self.forward()?;
         self.head()?;
         self.each_part(Pass::balance_loss)?;

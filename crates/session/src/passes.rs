@@ -78,7 +78,7 @@ fn step_losses<'a>(
 
 impl Session {
     /// All passes of a step. Returns its replays, and what crossed for the last pass.
-    pub(crate) fn forward_backward(
+    pub(crate) fn run_micro_batches(
         &mut self,
         step: &StepBatch,
         lent: Option<LentTokens>,

@@ -116,7 +116,7 @@ impl Session {
             Some(_) => batch.pairs(),
             None => targets,
         };
-        let made = self.forward_backward(batch, lent, counted, &mut beside);
+        let made = self.run_micro_batches(batch, lent, counted, &mut beside);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // What crossed for the step before counts for it, also where this one is broken off.

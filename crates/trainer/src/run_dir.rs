@@ -1,5 +1,6 @@
 //! The directory that a run writes into.
 
+use crate::decisions::Decided;
 use crate::failure::{Failure, Result};
 use crate::job::Job;
 use crate::last_words::{forget, hostname};
@@ -8,7 +9,7 @@ use crate::log;
 use checkpoint::{MODEL_LOCK, ModelLock, RunLock};
 use planner::Plan;
 use serde::Serialize;
-use settings::{Resolved, Resume};
+use settings::Resume;
 use std::path::{Path, PathBuf};
 
 /// `--out`, or a new folder under `runs/`.
@@ -27,13 +28,13 @@ impl RunDir {
     /// The failure of any rank.
     pub(crate) fn open(
         job: &Job,
-        resolved: &Resolved,
+        decided: &Decided,
         plan: &Plan,
         goes_on: Option<&Path>,
     ) -> Result<RunDir> {
         let make = || match goes_on {
             Some(run) => RunDir::reopen(run),
-            None => RunDir::create(resolved, plan),
+            None => RunDir::create(decided, plan),
         };
         let made = job.agree(job.leads().then(make).transpose())?;
         let path = made
@@ -56,16 +57,16 @@ impl RunDir {
     }
 
     /// Makes the directory and writes the resolved configuration and the plan into it.
-    fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir> {
-        let out = resolved.options.out.clone();
-        let path = out.unwrap_or_else(|| new_folder(&resolved.name));
-        let begins_again = resolved.options.resume == Some(Resume::Auto);
+    fn create(decided: &Decided, plan: &Plan) -> Result<RunDir> {
+        let out = decided.options.out.clone();
+        let path = out.unwrap_or_else(|| new_folder(&decided.name));
+        let begins_again = decided.options.resume == Some(Resume::Auto);
         Leftovers::of(&path, begins_again)?;
         make_folder(&path, "--out")?;
         let directory = RunDir::reopen(&path)?;
         // Another run may have started there before it was locked.
         Leftovers::of(&path, begins_again)?.remove(&path)?;
-        directory.describe(resolved, plan)?;
+        directory.describe(decided, plan)?;
         Ok(directory)
     }
 
@@ -81,8 +82,8 @@ impl RunDir {
     }
 
     /// Writes the resolved configuration and the plan.
-    pub(crate) fn describe(&self, resolved: &Resolved, plan: &Plan) -> Result {
-        write(&self.path, "config.toml", &resolved.config.to_toml()?)?;
+    pub(crate) fn describe(&self, decided: &Decided, plan: &Plan) -> Result {
+        write(&self.path, "config.toml", &decided.config.to_toml()?)?;
         self.write_json("plan.json", plan)?;
         Ok(())
     }

@@ -103,7 +103,7 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result {
 /// A run under way.
 struct Run {
     job: Rc<Job>,
-    resolved: Decided,
+    decided: Decided,
     /// Folder for the trained model.
     save_final: Option<PathBuf>,
     device: OpenDevice,
@@ -153,7 +153,7 @@ impl Run {
         prepared.keep_or_refuse_final_model(job, saver.origin())?;
         saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, saver.origin())?;
         let Prepared {
-            resolved,
+            decided,
             save_final,
             resumed,
             dataset,
@@ -166,9 +166,9 @@ impl Run {
         let state = resumed.as_ref().map(Resumed::state);
         let made = Totals::after(state);
         let run = resumed.as_ref().and_then(Resumed::run);
-        let directory = RunDir::open(job, &resolved, &plan, run)?;
+        let directory = RunDir::open(job, &decided, &plan, run)?;
         let goes_on = run.is_some();
-        let records = RunRecords::open(job, &directory, &resolved, (made.steps, goes_on));
+        let records = RunRecords::open(job, &directory, &decided, (made.steps, goes_on));
         let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()));
         let mut run = Run {
             records: job.agree(records)?,
@@ -182,7 +182,7 @@ impl Run {
             is_pending: state.is_some_and(|state| state.pending),
             asked: VecDeque::new(),
             job: job.clone(),
-            resolved,
+            decided,
             save_final,
             device,
             plan,
@@ -202,7 +202,7 @@ impl Run {
 
     /// Writes what comes before the first step.
     fn begin(&mut self, goes_on: bool) -> Result {
-        let is_worth_it = self.resolved.config.batch.accum >= GRAPHS_FROM_ACCUM;
+        let is_worth_it = self.decided.config.batch.accum >= GRAPHS_FROM_ACCUM;
         if let (Some(reason), "cuda", true) = (self.plan.graphs_off, self.plan.device, is_worth_it)
         {
             tracing::info!("no micro-batch is a CUDA graph: {reason}");
@@ -226,7 +226,7 @@ impl Run {
             self.records.cut(self.made.steps)?;
         }
         if resumed.run().is_some() && self.job.leads() {
-            self.directory.describe(&self.resolved, &self.plan)?;
+            self.directory.describe(&self.decided, &self.plan)?;
             resumed.set_aside_later()?;
         }
         self.records.write(&ResumeRecord {
@@ -257,7 +257,7 @@ impl Run {
             job.note_micro_batches(done);
             progress.micro_batch(done, of);
         });
-        let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
+        let mut batches = prefetch(batches, self.decided.config.data.prefetch);
         let made = self.make_and_finish(&mut session, &mut batches);
         if let Err(failure) = made.as_ref()
             && self.job.ends_others(failure)
@@ -350,7 +350,7 @@ impl Run {
         }
         self.made.until = Instant::now();
         let mut step = self.made.steps + 1;
-        while step <= self.resolved.config.train.steps || self.is_pending {
+        while step <= self.decided.config.train.steps || self.is_pending {
             let read = batches.next_step();
             let batch = match self.job.begin_step(self.interrupt.signal(), read)? {
                 Begun::Step(batch) => batch,
@@ -380,7 +380,7 @@ impl Run {
             self.position = batches.position();
             self.warn_of_graphs(session);
             self.record(session.take_finished())?;
-            if self.resolved.options.dump_gradients == Some(step as u64) {
+            if self.decided.options.dump_gradients == Some(step as u64) {
                 session.export_gradients(&self.directory.gradients(step)?)?;
             }
             self.between_steps(session, step)?;
@@ -426,7 +426,7 @@ impl Run {
 
     /// The failure for a step without targets, which only all ranks together detect; a single process does so earlier.
     fn without_targets(&self) -> Failure {
-        let (config, Position { epoch, index }) = (&self.resolved.config, self.position);
+        let (config, Position { epoch, index }) = (&self.decided.config, self.position);
         let last = index as usize + config.batch.micro * config.micro_batches() - 1;
         let paths = config.data.path.iter().flat_map(Inputs::paths);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
@@ -440,7 +440,7 @@ impl Run {
     }
 
     fn diverged(&self, outcome: &StepOutcome) -> Failure {
-        let options = &self.resolved.options;
+        let options = &self.decided.options;
         Failure::Diverged {
             start: match (&options.lora_from, &options.init_from) {
                 (Some(_), _) => "--lora-from, and at the model under it",

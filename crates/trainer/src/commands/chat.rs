@@ -60,7 +60,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result {
     let instead = "`trainer generate --prompt` goes on with a text";
     let template = chat_template(&trained.folder, instead)?;
     let wanted = wanted(args, &trained, &tokenizer)?;
-    let settings = settings(&trained.resolved, wanted.window)?;
+    let settings = settings(&trained.completed, wanted.window)?;
     let (mut inference, plan) = trained.load(&settings, |settings, target| {
         InferencePlan::of_sequences(settings, target, (1, wanted.window))
     })?;
@@ -80,7 +80,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result {
             .map(|said| json!({"role": "system", "content": said}))
             .collect(),
         said: Vec::new(),
-        vocab: trained.resolved.config.model.vocab,
+        vocab: trained.completed.config.model.vocab,
         is_json: args.trained.json,
         is_watched,
         template,

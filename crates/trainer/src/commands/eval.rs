@@ -61,12 +61,12 @@ pub(crate) fn eval(args: &EvalArgs) -> Result {
     ]);
     flags.push(Override::from_flag("--data", "data.path", &args.data));
     let trained = Trained::open(&args.trained, flags)?;
-    let seq_is_explicit = trained.resolved.seq_is_explicit;
+    let seq_is_explicit = trained.completed.seq_is_explicit;
     let seq = match seq_is_explicit {
-        true => trained.resolved.config.data.seq,
+        true => trained.completed.config.data.seq,
         false => trained.seq(),
     };
-    let mut config = trained.resolved.decided(seq);
+    let mut config = trained.completed.decided(seq);
     // Training's packing is used only for prepared folders, because other data has no documents.
     let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
     let is_default = config.data.packing == Packing::Auto;

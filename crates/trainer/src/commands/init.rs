@@ -69,18 +69,18 @@ impl InitArgs {
 }
 
 /// Writes a freshly initialised model in Hugging Face layout.
-pub(crate) fn init(resolved: &Completed) -> Result {
-    let folder = resolved
+pub(crate) fn init(completed: &Completed) -> Result {
+    let folder = completed
         .options
         .out
         .as_deref()
         .ok_or_else(|| Failure::Usage("init needs --out DIR".into()))?;
     refuse_non_empty(folder)?;
-    let config = &resolved.config;
+    let config = &completed.config;
     let architecture = Architecture::of(&config.model, Attention::default());
     let parameters = architecture.parameters;
     let layout = parameters.layout(|_, _| false);
-    let dtype = DType::from(resolved.dtype());
+    let dtype = DType::from(completed.dtype());
     let fresh = Fresh {
         deviation: config.model.init_std,
         seed: config.train.seed,

@@ -51,7 +51,7 @@ pub struct TrainedArgs {
 /// A model's folder, and the settings to compute with.
 pub(crate) struct Trained {
     pub(crate) folder: PathBuf,
-    pub(crate) resolved: Completed,
+    pub(crate) completed: Completed,
     /// Its `config.json`.
     description: Value,
     /// The folder of its adapters, and the model under them, if it has some.
@@ -98,7 +98,7 @@ impl Trained {
             ..read_model(&folder)?
         };
         Ok(Trained {
-            resolved: resolved.complete(Some(model))?,
+            completed: resolved.complete(Some(model))?,
             description: json(&folder.join("config.json")),
             folder,
             adapters,
@@ -117,7 +117,7 @@ impl Trained {
     /// Length of the sequences that it was trained on, if the folder is a run's, but at most its number of positions.
     pub(crate) fn seq(&self) -> usize {
         let said = self.of_training("seq").and_then(|seq| seq.as_integer());
-        let seq = said.map_or(self.resolved.config.data.seq, |seq| seq as usize);
+        let seq = said.map_or(self.completed.config.data.seq, |seq| seq as usize);
         seq.min(self.positions().unwrap_or(seq))
     }
 
@@ -135,7 +135,7 @@ impl Trained {
 
     /// What its tokens stand for.
     pub(crate) fn tokens(&self) -> ModelTokens {
-        ModelTokens::of_folder(&self.folder, self.resolved.config.model.vocab)
+        ModelTokens::of_folder(&self.folder, self.completed.config.model.vocab)
     }
 
     /// Its tokenizer: that of its folder, or bytes.
@@ -145,7 +145,7 @@ impl Trained {
                 "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
                  that of the run",
                 self.folder.display(),
-                self.resolved.config.model.vocab
+                self.completed.config.model.vocab
             ))
         })
     }
@@ -167,9 +167,9 @@ impl Trained {
         settings: &Settings,
         plan: impl FnOnce(&Settings, Target) -> Result<InferencePlan, SessionError>,
     ) -> Result<(Inference, InferencePlan)> {
-        let device = OpenDevice::open(self.resolved.device())?;
+        let device = OpenDevice::open(self.completed.device())?;
         let plan = plan(settings, device.target())?;
-        refuse_inference_without_room(&self.resolved.config, &plan, device.target())?;
+        refuse_inference_without_room(&self.completed.config, &plan, device.target())?;
         device.warn_if_full(plan.reserved_bytes)?;
         let memory = device.memory();
         let kernels = device.kernels(&device.step(settings.clone())?, &memory)?;

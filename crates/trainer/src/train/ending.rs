@@ -16,12 +16,12 @@ impl Run {
         let Failure::OutOfMemory { error, .. } = failure else {
             return failure;
         };
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let rank = config.rank.filter(|_| config.parallel.pipeline > 1);
         let rank = rank.map(|rank| config.parallel.name(rank));
         let report = OomReport::new(&error, config, self.device.target());
         let report = report.and_then(|mut report| {
-            naming_head_chunk(report.sets(), config, &self.resolved)?;
+            naming_head_chunk(report.sets(), config, &self.decided)?;
             Ok(report)
         });
         let mut report = match report {
@@ -34,9 +34,9 @@ impl Run {
                 };
             }
         };
-        name_others(&mut report, self.resolved.device());
+        name_others(&mut report, self.decided.device());
         let mut hints = report.hints();
-        if self.made.steps > self.made.before && self.resolved.options.resume.is_none() {
+        if self.made.steps > self.made.before && self.decided.options.resume.is_none() {
             hints.push(
                 "the run made steps, so the same --out needs --resume auto: it goes on from the last checkpoint, or begins again".into(),
             );
@@ -60,7 +60,7 @@ impl Run {
             _ => None,
         };
         if let Some(mut tracer) = self.tracer.take() {
-            let device = self.resolved.device().to_string();
+            let device = self.decided.device().to_string();
             match tracer.write(&device, refused, &pictures.join("memory")) {
                 Ok(folder) => tracing::info!("{} has pictures of the last step", folder.display()),
                 Err(failure) => tracing::warn!("pictures of memory are missing: {failure}"),
@@ -73,7 +73,7 @@ impl Run {
             tracing::warn!("the run's page is missing: {error}");
         }
         if let (Some(Failure::OutOfMemory { .. }), Ok(tables), false) =
-            (failure, page::text(folder), self.resolved.options.quiet)
+            (failure, page::text(folder), self.decided.options.quiet)
         {
             // A write error is ignored, because the exit code reports the failure too.
             let _ = writeln!(std::io::stderr(), "{tables}");
@@ -102,7 +102,7 @@ impl Run {
             );
         };
         let seconds = self.made.time.as_secs_f64();
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let tokens = self.made.tokens_here;
         let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
         let used = &self.made.used;
@@ -151,7 +151,7 @@ impl Run {
             "{} steps{resumed}{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
              {host_arenas}{pinned}{disk}{resident}{checkpoint}  run directory {}\n",
             self.made.steps,
-            self.resolved.name,
+            self.decided.name,
             self.plan.dtype,
             last.loss,
             tokens as f64 / seconds,

@@ -38,7 +38,7 @@ impl Run {
         if due.sample {
             self.sample(session, step)?;
         }
-        let keeps_best = is_best && self.resolved.config.checkpoint.keep_best;
+        let keeps_best = is_best && self.decided.config.checkpoint.keep_best;
         if due.checkpoint || keeps_best {
             self.save(session)?;
         }
@@ -48,7 +48,7 @@ impl Run {
     }
 
     fn due(&self, step: usize) -> Due {
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let is_due = |every: Option<usize>| {
             every.is_some_and(|every| step.is_multiple_of(every) || step == config.train.steps)
         };
@@ -64,7 +64,7 @@ impl Run {
     fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool> {
         let data = self.evaluation_inputs.evaluation.as_ref();
         let data = data.expect("it was opened, since evaluations are asked for");
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let begun = Instant::now();
         let batches = data.once(config.eval.samples);
         // Ranks do not stop here, but together at the end of a step.
@@ -113,7 +113,7 @@ impl Run {
     fn sample(&mut self, session: &mut Session, step: usize) -> Result {
         let with = self.evaluation_inputs.sample.as_ref();
         let with = with.expect("it was opened, since samples are asked for");
-        let log = &self.resolved.config.log;
+        let log = &self.decided.config.log;
         let wanted = Generation {
             max_tokens: log.sample_tokens,
             window: with.window,
@@ -122,7 +122,7 @@ impl Run {
                 temperature: 0.8,
                 top_k: Some(40),
                 top_p: 1.0,
-                seed: self.resolved.config.train.seed.wrapping_add(step as u64),
+                seed: self.decided.config.train.seed.wrapping_add(step as u64),
             },
             uses_cache: true,
         };

@@ -43,7 +43,7 @@ fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>> {
 impl Run {
     /// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
     fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result {
-        if self.resolved.config.memory.force {
+        if self.decided.config.memory.force {
             return Ok(());
         }
         let planned = (self.plan.most_bytes(), self.plan.reserved_bytes);
@@ -62,7 +62,7 @@ impl Run {
         let memory = self.device.memory();
         memory.set_limit(self.limit);
         self.announce();
-        let kernels = match self.resolved.config.log.trace {
+        let kernels = match self.decided.config.log.trace {
             false => self.device.kernels(&step, &memory)?,
             true => {
                 let tracer = self.tracer.insert(Tracer::new(&memory));
@@ -73,7 +73,7 @@ impl Run {
         let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
-            let options = &self.resolved.options;
+            let options = &self.decided.options;
             let _busy = Busy::with(
                 || "loading the model".into(),
                 options.quiet || !self.job.leads(),
@@ -81,9 +81,9 @@ impl Run {
             match (resumed, &options.init_from) {
                 (Some(resumed), folder) => {
                     self.saver.origin_dtype = resumed.state().origin_dtype.clone();
-                    self.base = resumed.base(&self.resolved.config, folder.as_deref())?;
+                    self.base = resumed.base(&self.decided.config, folder.as_deref())?;
                     let base = self.base.as_ref();
-                    resumed.restore(&mut session, &self.resolved.config, base)?;
+                    resumed.restore(&mut session, &self.decided.config, base)?;
                 }
                 (None, Some(folder)) => {
                     self.saver.origin_dtype = narrower_type(folder, session.model())?;
@@ -93,10 +93,10 @@ impl Run {
                         );
                     }
                 }
-                (None, None) => session.initialise(self.resolved.config.train.seed)?,
+                (None, None) => session.initialise(self.decided.config.train.seed)?,
             }
             if resumed.is_none() {
-                self.base = fill_adapters(&mut session, &self.resolved.config, options)?;
+                self.base = fill_adapters(&mut session, &self.decided.config, options)?;
             }
         }
         memory.reserve_slab(self.plan.slab_bytes)?;

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 /// A run that is ready to start, with all that it reads. Nothing has been written for it yet.
 pub(super) struct Prepared {
-    pub(super) resolved: Decided,
+    pub(super) decided: Decided,
     /// Folder for the trained model.
     pub(super) save_final: Option<PathBuf>,
     pub(super) resumed: Option<Resumed>,
@@ -60,34 +60,34 @@ impl Prepared {
             tokens.check(&dataset)?;
         }
         let tokens = tokens.after(&dataset);
-        let (resolved, device) = decisions::on_device(&command, Some(&dataset), job.group())?;
-        let beyond = beyond_context(&command, resolved.config.data.seq);
+        let (decided, device) = decisions::on_device(&command, Some(&dataset), job.group())?;
+        let beyond = beyond_context(&command, decided.config.data.seq);
         if let Some(beyond) = beyond.filter(|_| job.leads()) {
             tracing::warn!("{beyond}");
         }
-        let step = device.step(Settings::new(&resolved.config)?)?;
+        let step = device.step(Settings::new(&decided.config)?)?;
         if let Some(resumed) = &mut resumed {
             let algorithms = step.algorithms.as_deref();
-            resumed.compare(&resolved, &dataset.fingerprint(), algorithms)?;
+            resumed.compare(&decided, &dataset.fingerprint(), algorithms)?;
         }
         let (from, made) = resumed
             .as_ref()
             .map_or_else(Default::default, Resumed::begins);
-        dataset.check_targets(from, resolved.config.train.steps.saturating_sub(made))?;
-        let busy = planning(resolved.options.quiet || !job.leads());
+        dataset.check_targets(from, decided.config.train.steps.saturating_sub(made))?;
+        let busy = planning(decided.options.quiet || !job.leads());
         let plan = Plan {
             algorithms: step.algorithms.clone(),
-            ..Plan::new(&Settings::new(&resolved.config)?, device.target())?
+            ..Plan::new(&Settings::new(&decided.config)?, device.target())?
         };
         drop(busy);
-        let limit = limit(&resolved.config, &device)?;
-        refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
-        if resolved.config.log.nvtx {
+        let limit = limit(&decided.config, &device)?;
+        refuse_without_room(&decided.config, &plan, device.target(), limit)?;
+        if decided.config.log.nvtx {
             device.show_ranges();
         }
         Ok(Prepared {
-            save_final: resolved.options.save_final.clone(),
-            resolved: resolved.with_whole_paths(),
+            save_final: decided.options.save_final.clone(),
+            decided: decided.with_whole_paths(),
             resumed,
             dataset,
             tokens,
@@ -106,7 +106,7 @@ impl Prepared {
 
     /// Opens what is needed for evaluating and saving.
     pub(super) fn open_companions(&self, job: &Job) -> Result<(EvaluationInputs, Saver)> {
-        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let (config, options) = (&self.decided.config, &self.decided.options);
         let resumed = self.resumed.as_ref();
         let from = resumed
             .map(Resumed::folder)
@@ -132,7 +132,7 @@ impl Prepared {
             true => refuse_model(folder, origin.names()),
             false => Ok(()),
         };
-        let is_made = self.steps_before() == self.resolved.config.train.steps;
+        let is_made = self.steps_before() == self.decided.config.train.steps;
         let stays = job.word_of_first(&(is_made && refused.is_err()).to_string())?;
         if stays == true.to_string() {
             tracing::info!(

@@ -66,7 +66,7 @@ impl Prepared {
     /// # Errors
     /// If a value cannot be written in TOML.
     pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>> {
-        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let (config, options) = (&self.decided.config, &self.decided.options);
         let settings = &self.step.settings;
         // Paths of data may differ, because fingerprints tell whether the data is the same.
         let alike = config

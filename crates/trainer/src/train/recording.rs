@@ -36,7 +36,7 @@ impl Run {
             let (step, loss, norm) = (outcome.step, outcome.loss, outcome.grad_norm);
             tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {norm}");
         }
-        if self.made.skipped_in_a_row > self.resolved.config.train.max_skipped {
+        if self.made.skipped_in_a_row > self.decided.config.train.max_skipped {
             return Err(self.diverged(&outcome));
         }
         Ok(())
@@ -44,7 +44,7 @@ impl Run {
 
     /// Says once that a router sends nearly all tokens to the same experts: the others learn nothing.
     fn say_collapse(&mut self, outcome: &StepOutcome) {
-        let model = &self.resolved.config.model;
+        let model = &self.decided.config.model;
         let (Some(experts), Some(choices)) = (&model.experts, &outcome.router_choices) else {
             return;
         };
@@ -74,7 +74,7 @@ impl Run {
         asked: &StepInputs,
         planned_peak_bytes: u64,
     ) -> StepRecord {
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
         let of_all = |peak: f64| peak * self.job.size() as f64;
@@ -121,10 +121,10 @@ impl Run {
         RunRecord {
             schema_version: METRICS_SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION"),
-            device: self.resolved.device().to_string(),
+            device: self.decided.device().to_string(),
             dtype: self.plan.dtype,
             attention: self.plan.attention.name(),
-            model: self.resolved.name.clone(),
+            model: self.decided.name.clone(),
             parameters: self.plan.parameters,
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,

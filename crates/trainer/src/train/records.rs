@@ -1,5 +1,6 @@
 //! Where a run writes: metrics, event files, progress.
 
+use crate::decisions::Decided;
 use crate::failure::{Failure, Result};
 use crate::job::Job;
 use crate::run_dir::RunDir;
@@ -7,7 +8,6 @@ use report::{
     EvalRecord, MemoryGrowth, MetricsFile, Progress, SampleRecord, StepRecord, TensorBoard,
 };
 use serde::Serialize;
-use settings::Resolved;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -55,13 +55,13 @@ impl RunRecords {
     pub(super) fn open(
         job: &Job,
         directory: &RunDir,
-        resolved: &Resolved,
+        decided: &Decided,
         (made, goes_on): (usize, bool),
     ) -> Result<RunRecords> {
-        let (config, leads) = (&resolved.config, job.leads());
+        let (config, leads) = (&decided.config, job.leads());
         let metrics = leads.then(|| Metrics::open(directory.path(), goes_on));
         let own = directory.own().map(|own| Metrics::open(own, goes_on));
-        let quiet = resolved.options.quiet || !leads;
+        let quiet = decided.options.quiet || !leads;
         let progress = Progress::new(config.train.steps, config.log.every, quiet);
         Ok(RunRecords {
             metrics: metrics.transpose()?,

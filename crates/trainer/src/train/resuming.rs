@@ -2,6 +2,7 @@
 
 use crate::adapters::{BaseModel, BaseWeights};
 use crate::checkpoints::{newest_if_any, newest_together};
+use crate::decisions::Decided;
 use crate::failure::{Failure, Result};
 use crate::job::Job;
 use checkpoint::{Best, Checkpoint, set_aside_after};
@@ -88,12 +89,12 @@ impl Resumed {
     /// unless changes are allowed.
     pub(super) fn compare(
         &mut self,
-        resolved: &Resolved,
+        decided: &Decided,
         dataset: &str,
         algorithms: Option<&str>,
     ) -> Result {
         let before = self.config()?;
-        let changes = resolved.config.changes_since(&before)?;
+        let changes = decided.config.changes_since(&before)?;
         let mut of_adapters = changes.iter();
         if let Some(change) = of_adapters.find(|change| SHAPES_OF_ADAPTERS.contains(&change.key)) {
             return Err(Failure::Usage(format!(
@@ -114,15 +115,15 @@ impl Resumed {
             let change = format!("algorithms of matrix products: {had} before, {has} now");
             self.changes.push(change);
         }
-        if self.checkpoint.state.step > resolved.config.train.steps as u64 {
+        if self.checkpoint.state.step > decided.config.train.steps as u64 {
             return Err(Failure::Usage(format!(
                 "{} has {} steps, and the run ends after {} (--steps counts from the beginning); raise --steps",
                 self.checkpoint.path.display(),
                 self.checkpoint.state.step,
-                resolved.config.train.steps
+                decided.config.train.steps
             )));
         }
-        if self.changes.is_empty() || resolved.options.allow_change {
+        if self.changes.is_empty() || decided.options.allow_change {
             return Ok(());
         }
         Err(Failure::Changed(self.changes.clone()))

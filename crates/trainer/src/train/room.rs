@@ -21,7 +21,7 @@ impl Prepared {
     pub(super) fn refuse_without_room_to_save(&self, job: &Job, origin: &Origin) -> Result<u64> {
         let parts = job.everybodys(&self.plan.checkpoint_bytes)?;
         let checkpoint_bytes = parts.iter().sum();
-        let is_forced = self.resolved.config.memory.force;
+        let is_forced = self.decided.config.memory.force;
         let is_asked = job.leads() && !is_forced && !self.is_refused_anyway();
         let checked = match is_asked {
             true => self.check_disks(checkpoint_bytes, origin),
@@ -39,7 +39,7 @@ impl Prepared {
     }
 
     fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result {
-        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let (config, options) = (&self.decided.config, &self.decided.options);
         let files = origin.files(&config.model, config.data.seq, self.step.settings.dtype);
         let beside = total_bytes(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;
         let goes_on = self.resumed.as_ref().and_then(Resumed::run);

@@ -97,7 +97,7 @@ impl Run {
 
     /// Reports which steps will be saved, and where.
     pub(super) fn tell_what_is_saved(&self) {
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let (checkpoint, steps) = (&config.checkpoint, config.train.steps);
         if !checkpoint.saves() || self.made.steps >= steps {
             return;
@@ -115,7 +115,7 @@ impl Run {
     }
 
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing> {
-        let config = &self.resolved.config;
+        let config = &self.decided.config;
         let mut files = self.model_files(session);
         files.push(("config.toml".into(), config.to_toml()?.into_bytes()));
         let (run, state) = (self.directory.path(), self.trainer_state(session));
@@ -136,12 +136,12 @@ impl Run {
 
     /// The files that are saved with the model.
     pub(super) fn model_files(&self, session: &Session) -> Vec<(String, Vec<u8>)> {
-        let (origin, config) = (self.saver.origin(), &self.resolved.config);
+        let (origin, config) = (self.saver.origin(), &self.decided.config);
         model_files(session, origin, self.base.as_ref(), config)
     }
 
     fn trainer_state(&self, session: &Session) -> TrainerState {
-        let (made, optim) = (&self.made, &self.resolved.config.optim);
+        let (made, optim) = (&self.made, &self.decided.config.optim);
         let (step, updates) = session.progress();
         let ranks = (self.job.size() > 1).then(|| self.job.size() as u64);
         TrainerState {
@@ -150,7 +150,7 @@ impl Run {
                 Some(_) => FORMAT_VERSION_OF_RANKS,
             },
             trainer_version: env!("CARGO_PKG_VERSION").into(),
-            name: self.resolved.name.clone(),
+            name: self.decided.name.clone(),
             step: step as u64,
             updates: updates as u64,
             skipped_in_a_row: made.skipped_in_a_row as u64,

@@ -339,15 +339,15 @@ mod tests {
     }
 
     /// The process that is started for a strategy trains its configuration.
-    fn is_started(resolved: &Completed, place: &Path) {
-        let config = configuration(resolved, 9);
+    fn is_started(completed: &Completed, place: &Path) {
+        let config = configuration(completed, 9);
         let file = place.join("run.toml");
         std::fs::write(&file, config.to_toml().unwrap()).unwrap();
-        let words = arguments(&resolved.options, &file, &place.join("run"));
+        let words = arguments(&completed.options, &file, &place.join("run"));
         let cli = Cli::try_parse_from(std::iter::once("trainer".into()).chain(words)).unwrap();
         let started = complete(cli.resolve().unwrap()).unwrap();
         assert_eq!(started.config, config);
-        assert_eq!(started.options.init_from, resolved.options.init_from);
-        assert_eq!(started.options.lora_from, resolved.options.lora_from);
+        assert_eq!(started.options.init_from, completed.options.init_from);
+        assert_eq!(started.options.lora_from, completed.options.lora_from);
     }
 }

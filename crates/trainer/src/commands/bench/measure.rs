@@ -1,5 +1,6 @@
 //! Runs a strategy once, in its own process, so that no memory and no caches carry over to the next run.
 
+use crate::decisions::Decided;
 use crate::failure::{Failure, Result};
 use crate::gpu_watch::{GpuFigures, watched};
 use optim::ScheduleKind;
@@ -104,18 +105,18 @@ pub(super) fn arguments(options: &RunOptions, file: &Path, folder: &Path) -> Vec
 /// # Errors
 /// If the configuration cannot be written or the program cannot be started.
 pub(crate) fn measure(
-    resolved: &Resolved,
+    decided: &Decided,
     (warmup, steps): (usize, usize),
     folder: &Path,
 ) -> Result<BenchRun> {
-    let config = configuration(resolved, warmup + steps);
+    let config = configuration(decided, warmup + steps);
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
     let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;
     let mut command = Command::new(&program);
-    command.args(arguments(&resolved.options, &file, folder));
+    command.args(arguments(&decided.options, &file, folder));
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    let (ended, gpu) = watched(resolved.device(), || command.output());
+    let (ended, gpu) = watched(decided.device(), || command.output());
     let ended = ended.map_err(Failure::file(&program))?;
     let said = String::from_utf8_lossy(&ended.stderr);
     let reason = || {

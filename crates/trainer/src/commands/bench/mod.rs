@@ -163,13 +163,13 @@ impl Bench {
             for planned in &matrix.planned {
                 bar.inc(1);
                 let is_run = planned.obstacle.is_none() && !journal.has(&planned.strategy, round);
-                let Some(resolved) = planned.resolved.as_ref().filter(|_| is_run) else {
+                let Some(decided) = planned.decided.as_ref().filter(|_| is_run) else {
                     continue;
                 };
                 let strategy = planned.strategy.name.clone();
                 bar.set_message(strategy.clone());
                 let out = folder.path().join(format!("run-{}", bar.position()));
-                let run = measure::measure(resolved, (self.warmup, self.steps), &out)?;
+                let run = measure::measure(decided, (self.warmup, self.steps), &out)?;
                 // The signal reached the run too, so its result is dropped.
                 if let Some(signal) = interrupt.signal() {
                     bar.finish_and_clear();
@@ -196,8 +196,8 @@ impl Bench {
         );
         for planned in &matrix.planned {
             asked += &format!("\n[{}]\n", planned.strategy.name);
-            if let Some(resolved) = &planned.resolved {
-                asked += &resolved.config.to_toml()?;
+            if let Some(decided) = &planned.decided {
+                asked += &decided.config.to_toml()?;
             }
         }
         let options = &shared.options;

@@ -1,11 +1,12 @@
 //! Figures of a strategy on paper, beside its peak: the time that a step computes, which GPUs hold it, and the peaks of all ranks.
 
+use crate::decisions::Decided;
 use crate::failure::Result;
 use memory::Rank;
 use planner::{Plan, StepOnPaper};
 use rayon::prelude::*;
 use serde::Serialize;
-use settings::{Config, Resolved, Settings};
+use settings::{Config, Settings};
 
 /// The most ranks that are planned one by one; of more, so many, spread over all.
 const MOST_RANKS: usize = 64;
@@ -52,9 +53,9 @@ impl PaperFigures {
 
     /// # Errors
     /// As planning the strategy.
-    pub(crate) fn new(resolved: &Resolved, plan: &Plan) -> Result<PaperFigures> {
-        let config = &resolved.config;
-        let target = resolved.device().target();
+    pub(crate) fn new(decided: &Decided, plan: &Plan) -> Result<PaperFigures> {
+        let config = &decided.config;
+        let target = decided.device().target();
         let of = config.rank.map_or(1, |rank| rank.of);
         let planned = of.min(MOST_RANKS);
         let peak = |index: usize| -> Result<u64> {

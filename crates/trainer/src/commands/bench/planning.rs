@@ -5,7 +5,7 @@ use super::matrix::BenchStrategy;
 use super::measure::Outcome;
 use super::paper::PaperFigures;
 use super::rows::Planned;
-use crate::decisions;
+use crate::decisions::{self, Decided};
 use crate::failure::{Failure, Result};
 use crate::limits::{limit_of_plan, refuse_without_room};
 use crate::model_tokens::{ModelTokens, describe};
@@ -14,7 +14,7 @@ use crate::samples::data_options;
 use crate::threads::start_threads;
 use memory::{Rank, format_bytes};
 use planner::Plan;
-use settings::{Completed, ConfigError, Resolved, Settings};
+use settings::{Completed, ConfigError, Settings};
 
 /// The plans of all strategies.
 pub(super) struct PlannedMatrix {
@@ -33,19 +33,19 @@ impl PlannedMatrix {
         for strategy in strategies {
             match shared.resolve(strategy) {
                 Err(failure) if is_mistake(&failure) => return Err(failure),
-                resolved => all.push(resolved),
+                completed => all.push(completed),
             }
         }
-        let resolved: Vec<&Completed> = all.iter().flatten().collect();
-        if let Some(first) = resolved.first() {
+        let completed: Vec<&Completed> = all.iter().flatten().collect();
+        if let Some(first) = completed.first() {
             start_threads(first.config.train.threads)?;
         }
-        warn_of_settings_in_vain(&resolved);
-        let device = resolved.last().map(|one| one.device().to_string());
+        warn_of_settings_in_vain(&completed);
+        let device = completed.last().map(|one| one.device().to_string());
         let mut refused = None;
-        let planned = strategies.iter().zip(all).map(|(strategy, resolved)| {
+        let planned = strategies.iter().zip(all).map(|(strategy, completed)| {
             let planned =
-                resolved.and_then(|completed| plan_strategy(shared, strategy, &completed));
+                completed.and_then(|completed| plan_strategy(shared, strategy, &completed));
             planned.unwrap_or_else(|failure| {
                 let outcome = match failure.exit_code() {
                     3 => Outcome::Oom,
@@ -55,7 +55,7 @@ impl PlannedMatrix {
                 refused.get_or_insert(failure);
                 Planned {
                     strategy: strategy.clone(),
-                    resolved: None,
+                    decided: None,
                     plan: None,
                     paper: None,
                     obstacle,
@@ -88,16 +88,16 @@ impl PlannedMatrix {
         };
         let mut seen = Vec::new();
         let read = self.planned.iter().filter(|planned| reads(planned));
-        for resolved in read.filter_map(|planned| planned.resolved.as_ref()) {
-            let options = data_options(&resolved.config, true);
+        for decided in read.filter_map(|planned| planned.decided.as_ref()) {
+            let options = data_options(&decided.config, true);
             // Strategies may set keys of the data: each way to read it is tried once.
             let (path, format, seq) = (&options.path, options.format, options.seq);
             let same = format!("{path:?} {format:?} {:?} {seq:?}", options.packing);
             if seen.contains(&same) {
                 continue;
             }
-            let config = &resolved.config;
-            let from = resolved.options.init_from.as_deref();
+            let config = &decided.config;
+            let from = decided.options.init_from.as_deref();
             let tokens = ModelTokens::of_run(config.model.vocab, from);
             let dataset = tokens.open_own(&options, config)?;
             let dataset = reference::attach(dataset, config)?;
@@ -145,18 +145,18 @@ fn plan_strategy(
     strategy: &BenchStrategy,
     completed: &Completed,
 ) -> Result<Planned> {
-    let resolved = decisions::on_paper(completed, shared.device_bytes())?;
-    let settings = Settings::new(&resolved.config)?;
-    let plan = Plan::new(&settings, resolved.device().target())?;
-    let stages = other_stages(shared, &resolved)?;
+    let decided = decisions::on_paper(completed, shared.device_bytes())?;
+    let settings = Settings::new(&decided.config)?;
+    let plan = Plan::new(&settings, decided.device().target())?;
+    let stages = other_stages(shared, &decided)?;
     let is_on_paper = shared.matrix.paper && shared.plans_only();
-    let paper = is_on_paper.then(|| PaperFigures::new(&resolved, &plan));
+    let paper = is_on_paper.then(|| PaperFigures::new(&decided, &plan));
     Ok(Planned {
         strategy: strategy.clone(),
         paper: paper.transpose()?,
-        obstacle: obstacle(shared, &resolved, &plan, &stages),
+        obstacle: obstacle(shared, &decided, &plan, &stages),
         plan: Some(plan),
-        resolved: Some(resolved),
+        decided: Some(decided),
     })
 }
 
@@ -166,20 +166,20 @@ fn needs_bytes(plan: &Plan) -> u64 {
 }
 
 /// The plans of a rank of each other stage of a pipeline, if something limits them: any of them may need the most.
-fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>> {
-    let is_limited = shared.device_bytes().is_some() || limit_of_plan(&resolved.config).is_some();
-    let Some(rank) = resolved.config.rank.filter(|_| is_limited) else {
+fn other_stages(shared: &Shared, decided: &Decided) -> Result<Vec<Plan>> {
+    let is_limited = shared.device_bytes().is_some() || limit_of_plan(&decided.config).is_some();
+    let Some(rank) = decided.config.rank.filter(|_| is_limited) else {
         return Ok(Vec::new());
     };
-    let of_stage = rank.of / resolved.config.parallel.pipeline;
+    let of_stage = rank.of / decided.config.parallel.pipeline;
     let others = (0..rank.of).step_by(of_stage);
     let others = others.filter(|first| first / of_stage != rank.number / of_stage);
     let plan = |number| -> Result<Plan> {
-        let mut config = resolved.config.clone();
+        let mut config = decided.config.clone();
         config.rank = Some(Rank { number, ..rank });
         Ok(Plan::new(
             &Settings::new(&config)?,
-            resolved.device().target(),
+            decided.device().target(),
         )?)
     };
     others.map(plan).collect()
@@ -188,19 +188,19 @@ fn other_stages(shared: &Shared, resolved: &Resolved) -> Result<Vec<Plan>> {
 /// Why a strategy is not run: a plan exceeds a limit in bytes or the device, or this host has no room for it.
 fn obstacle(
     shared: &Shared,
-    resolved: &Resolved,
+    decided: &Decided,
     plan: &Plan,
     stages: &[Plan],
 ) -> Option<(Outcome, String)> {
-    let is_forced = resolved.config.memory.force && !shared.plans_only();
-    let too_large = || exceeds(shared, resolved, plan, stages);
+    let is_forced = decided.config.memory.force && !shared.plans_only();
+    let too_large = || exceeds(shared, decided, plan, stages);
     if let Some(reason) = (!is_forced).then(too_large).flatten() {
         return Some((Outcome::Oom, reason));
     }
     if shared.plans_only() {
         return None;
     }
-    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
+    if let Some(rank) = decided.config.rank.filter(|rank| rank.of > 1) {
         return Some((
             Outcome::Skipped,
             format!(
@@ -212,14 +212,14 @@ fn obstacle(
     if is_forced {
         return None;
     }
-    let (target, limit) = (resolved.device().target(), limit_of_plan(&resolved.config));
-    let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
+    let (target, limit) = (decided.device().target(), limit_of_plan(&decided.config));
+    let refused = refuse_without_room(&decided.config, plan, target, limit).err()?;
     Some((Outcome::Oom, refused.to_string()))
 }
 
 /// By how much a plan exceeds a limit in bytes or the device, in words.
-fn exceeds(shared: &Shared, resolved: &Resolved, plan: &Plan, stages: &[Plan]) -> Option<String> {
-    let limit = limit_of_plan(&resolved.config);
+fn exceeds(shared: &Shared, decided: &Decided, plan: &Plan, stages: &[Plan]) -> Option<String> {
+    let limit = limit_of_plan(&decided.config);
     // The plan that needs the most, and by how much that is more than there is.
     let beyond = |needed: fn(&Plan) -> u64, has: Option<u64>| {
         let most = stages

@@ -73,7 +73,7 @@ pub(crate) struct Row {
 pub(crate) struct Planned {
     pub(crate) strategy: BenchStrategy,
     /// Its configuration, as it was planned, so that its runs decide nothing anew; none if its settings contradict each other.
-    pub(crate) resolved: Option<Decided>,
+    pub(crate) decided: Option<Decided>,
     /// The plan; none if planning failed, as the obstacle says.
     pub(crate) plan: Option<Plan>,
     /// Its figures on paper, if the matrix asks for them.
@@ -239,7 +239,7 @@ mod tests {
                 ranks: None,
                 set: Vec::new(),
             },
-            resolved: None,
+            decided: None,
             plan: None,
             paper: None,
             obstacle: None,

@@ -60,7 +60,7 @@ struct Continuation<'a> {
 pub(crate) fn generate(args: &GenerateArgs) -> Result {
     let trained = Trained::open(&args.trained, Vec::new())?;
     let tokenizer = trained.tokenizer()?;
-    let vocab = trained.resolved.config.model.vocab;
+    let vocab = trained.completed.config.model.vocab;
     let prompts = args.prompts.read((&trained.folder, vocab), &tokenizer)?;
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
     let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
@@ -71,7 +71,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result {
         sampling: args.sampling.sampling(),
         uses_cache: !args.no_cache,
     };
-    let settings = settings(&trained.resolved, wanted.window)?;
+    let settings = settings(&trained.completed, wanted.window)?;
     let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
     let (mut inference, plan) = trained.load(&settings, |settings, target| {
         InferencePlan::of_generation(settings, target, &lengths, &wanted)

@@ -37,16 +37,16 @@ impl AdviceArgs {
 pub(crate) fn answer(
     asked: &AdviceArgs,
     run: &RunArgs,
-    resolved: &Completed,
+    completed: &Completed,
     config: &Config,
     mut plan: Plan,
 ) -> Result<Plan> {
-    let target = resolved.device().target();
+    let target = completed.device().target();
     let device_memory = asked.device_bytes()?;
     let largest = asked.largest.as_deref().and_then(Sought::named);
-    if resolved.config.chooses() {
+    if completed.config.chooses() {
         let is_budget = !matches!(
-            resolved.config.memory.budget,
+            completed.config.memory.budget,
             None | Some(AutoOr::Number(Size::Bytes(_)))
         );
         let looks = largest.is_some() || asked.layout.is_some();
@@ -61,16 +61,16 @@ pub(crate) fn answer(
     }
     // The largest is searched with the smallest chunk that may be chosen: if a larger chunk does not fit, it is chosen.
     let mut smallest = config.clone();
-    if resolved.chooses_head_chunk {
+    if completed.chooses_head_chunk {
         smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
     }
     let room = device_memory.map(Room::Device);
-    let limit = limit_of_plan(&resolved.config);
+    let limit = limit_of_plan(&completed.config);
     match (largest, room.or(limit.map(Room::Limit))) {
         (Some(what), Some(room)) => {
             let mut found = Largest::new(&smallest, target, what, room)?;
-            naming_head_chunk([&mut found.set], &smallest, resolved)?;
-            found.context_length = resolved.context_length.filter(|_| what == Sought::Seq);
+            naming_head_chunk([&mut found.set], &smallest, completed)?;
+            found.context_length = completed.context_length.filter(|_| what == Sought::Seq);
             plan.largest = Some(found);
         }
         (Some(_), None) => {
@@ -83,9 +83,9 @@ pub(crate) fn answer(
         (None, Some(Room::Device(bytes))) if asked.layout.is_some() => {
             let mut layouts = Layouts::new(config, target, bytes)?;
             let sets = layouts.layouts.iter_mut().map(|layout| &mut layout.set);
-            naming_head_chunk(sets, config, resolved)?;
+            naming_head_chunk(sets, config, completed)?;
             let first = layouts.layouts.first().map(|first| first.set.clone());
-            layouts.command = first.map(|set| train_command(run, resolved, set));
+            layouts.command = first.map(|set| train_command(run, completed, set));
             plan.layouts = Some(layouts);
         }
         (None, Some(Room::Device(bytes))) => {
@@ -95,15 +95,15 @@ pub(crate) fn answer(
             let sets = others
                 .map(|other| &mut other.set)
                 .chain(advice.fits.then_some(&mut set));
-            naming_head_chunk(sets, config, resolved)?;
+            naming_head_chunk(sets, config, completed)?;
             for other in &mut advice.other_trainings {
-                other.command = Some(train_command(run, resolved, other.set.clone()));
+                other.command = Some(train_command(run, completed, other.set.clone()));
             }
             if advice.fits {
                 if let Some(first) = advice.rungs.first_mut() {
                     first.set.extend_from_slice(&set[of_rungs..]);
                 }
-                advice.command = Some(train_command(run, resolved, set));
+                advice.command = Some(train_command(run, completed, set));
             }
             plan.advice = Some(advice);
         }

@@ -71,39 +71,39 @@ pub(crate) fn plan(args: &PlanArgs) -> Result {
         (args.run, args.rank) = (read.run, read.rank);
         (read.files, read.taken)
     });
-    let resolved = begin(args.resolve()?)?;
+    let completed = begin(args.resolve()?)?;
     match args.generation.generate {
-        Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
+        Some(tokens) => print_generation_plan(&completed, tokens, args.generation.batch),
         None => {
             let from =
-                foreign.map(|(files, taken)| FromFiles::new(files, taken, &args.run, &resolved));
-            print_plan(&resolved, &args, from.as_ref())
+                foreign.map(|(files, taken)| FromFiles::new(files, taken, &args.run, &completed));
+            print_plan(&completed, &args, from.as_ref())
         }
     }
 }
 
-fn print_plan(resolved: &Completed, args: &PlanArgs, from: Option<&FromFiles>) -> Result {
-    let folder = trace_folder(resolved)?;
-    let target = resolved.device().target();
-    let decided = decisions::on_paper(resolved, args.advice.device_bytes()?)?;
+fn print_plan(completed: &Completed, args: &PlanArgs, from: Option<&FromFiles>) -> Result {
+    let folder = trace_folder(completed)?;
+    let target = completed.device().target();
+    let decided = decisions::on_paper(completed, args.advice.device_bytes()?)?;
     let config = &decided.config;
     if let Some(gpu) = &args.advice.device_memory {
         check_shared_memory(config, gpu, block_shared_bytes(gpu))?;
     }
-    let busy = planning(resolved.options.quiet);
+    let busy = planning(completed.options.quiet);
     let mut plan = Plan::with_alternatives(config, target)?;
-    let beyond = beyond_context(resolved, config.data.seq);
+    let beyond = beyond_context(completed, config.data.seq);
     plan.notes.splice(0..0, beyond);
-    let mut plan = answer(&args.advice, &args.run, resolved, config, plan)?;
+    let mut plan = answer(&args.advice, &args.run, completed, config, plan)?;
     // Without a policy, which is chosen again for each budget.
     let open = Config {
-        recompute: resolved.config.recompute.clone(),
-        offload: resolved.config.offload.clone(),
+        recompute: completed.config.recompute.clone(),
+        offload: completed.config.offload.clone(),
         ..config.clone()
     };
     plan.pareto = args.pareto.answer(&open, target)?;
     drop(busy);
-    match resolved.options.json {
+    match completed.options.json {
         true => print_json(&PlanOf { plan: &plan, from })?,
         false => {
             let from = from.map(ToString::to_string).unwrap_or_default();
@@ -119,8 +119,8 @@ fn print_plan(resolved: &Completed, args: &PlanArgs, from: Option<&FromFiles>) -
 }
 
 /// What is planned, the answers that were asked for, and the plan.
-fn in_words(plan: &Plan, resolved: &Decided) -> Result<String> {
-    let step = step_in_words(resolved)?;
+fn in_words(plan: &Plan, decided: &Decided) -> Result<String> {
+    let step = step_in_words(decided)?;
     let title = plan.title();
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
@@ -128,7 +128,7 @@ fn in_words(plan: &Plan, resolved: &Decided) -> Result<String> {
     let layouts = plan.layouts.as_ref().map(ToString::to_string);
     let asked = [
         largest,
-        Some(verdict(resolved, plan)),
+        Some(verdict(decided, plan)),
         advice,
         layouts,
         pareto,
@@ -139,20 +139,20 @@ fn in_words(plan: &Plan, resolved: &Decided) -> Result<String> {
 }
 
 /// The model, the tokens of a step, and what is recomputed.
-fn step_in_words(resolved: &Decided) -> Result<String> {
-    let settings = Settings::new(&resolved.config)?;
-    let is_changed = resolved.given.config.is_none() && resolved.options.init_from.is_none();
-    let of_own = is_changed && !resolved.explicit_model_keys.is_empty();
+fn step_in_words(decided: &Decided) -> Result<String> {
+    let settings = Settings::new(&decided.config)?;
+    let is_changed = decided.given.config.is_none() && decided.options.init_from.is_none();
+    let of_own = is_changed && !decided.explicit_model_keys.is_empty();
     let name = match of_own {
         true => "a model of [model]",
-        false => resolved.name.as_str(),
+        false => decided.name.as_str(),
     };
     let (seq, micro, accum) = (settings.seq, settings.micro_batch, settings.accum);
     let ranks = match settings.tokens_a_step() / (seq * micro * accum) {
         1 => String::new(),
         groups => format!(" x {groups} groups of ranks"),
     };
-    let RecomputeConfig { spec, layers, .. } = &resolved.config.recompute;
+    let RecomputeConfig { spec, layers, .. } = &decided.config.recompute;
     let recompute = match (&spec[..], layers.is_empty()) {
         (spec, true) => spec.to_string(),
         ("none", false) => layers_in_words(layers),

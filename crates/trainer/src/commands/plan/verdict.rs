@@ -42,7 +42,7 @@ pub(super) fn verdict(resolved: &Resolved, plan: &Plan) -> String {
 }
 
 /// Ends a plan with the exit code of a run that does not fit: what was asked for has no answer, or a limit is exceeded.
-pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result {
+pub(super) fn refuse_too_large(plan: &Plan, decided: &Decided) -> Result {
     let too_large = |reason: String, hints| Err(Failure::DoesNotFit { reason, hints });
     if let Some(Largest { what, next, .. }) = plan.largest.as_ref().filter(|it| it.value.is_none())
     {
@@ -69,7 +69,7 @@ pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result {
         );
     }
     // The largest that fits a limit is the answer, whatever the run is as it is.
-    let Some((limit, peaks)) = limited(resolved, plan).filter(|_| plan.largest.is_none()) else {
+    let Some((limit, peaks)) = limited(decided, plan).filter(|_| plan.largest.is_none()) else {
         return Ok(());
     };
     let Some((what, peak)) = peaks.into_iter().find(|(_, peak)| *peak > limit) else {
@@ -80,16 +80,16 @@ pub(super) fn refuse_too_large(plan: &Plan, resolved: &Decided) -> Result {
         format_bytes(peak),
         format_bytes(limit)
     );
-    too_large(reason, fixes(resolved, limit)?)
+    too_large(reason, fixes(decided, limit)?)
 }
 
 /// The fixes that a run under this limit would be told of.
-fn fixes(resolved: &Decided, limit: u64) -> Result<Vec<String>> {
-    let (config, target) = (&resolved.config, resolved.device().target());
+fn fixes(decided: &Decided, limit: u64) -> Result<Vec<String>> {
+    let (config, target) = (&decided.config, decided.device().target());
     let Some(error) = first_refused(&Settings::new(config)?, target, limit)? else {
         return Ok(Vec::new());
     };
     let mut report = OomReport::new(&error, config, target)?;
-    naming_head_chunk(report.sets(), config, resolved)?;
+    naming_head_chunk(report.sets(), config, decided)?;
     Ok(report.hints())
 }
