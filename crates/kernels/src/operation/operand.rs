@@ -227,11 +227,11 @@ impl<'b> OperandRow<'b> {
     /// Refuses a tensor that is something else. `compute` is the compute type, once a tensor has it.
     pub(super) fn check(&self, check: &Check, compute: &mut Option<DType>) -> Checked {
         let Some(x) = self.view() else { return Ok(()) };
-        let (dims, expected, dtype) = (x.dims(), self.rule.dims, x.dtype());
+        let (dims, expected, dtype) = (x.dims(), self.rule.dims(), x.dtype());
         check.that(!matches!(self.rule.layout, Layout::Absent), || {
             "only `matmul` and `sum_rows` add to another tensor".into()
         })?;
-        check.that(dims == expected.as_slice(), || {
+        check.that(dims == expected, || {
             format!("`{}` is {dims:?}, expected {expected:?}", self.name())
         })?;
         let fits = match (self.rule.elements, *compute) {
