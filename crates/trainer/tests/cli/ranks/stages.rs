@@ -24,7 +24,6 @@ const LARGE: &str = "1MiB";
 const F32: &str = "";
 const BITS_8: &str = "--state-dtype 8bit";
 const SPLIT: &str = "--dtype bf16 --master bf16-split";
-const SPLIT_24: &str = "--dtype bf16 --master bf16+8";
 const OFF: &str = "--overlap-grad-reduce=false --overlap-param-gather=false";
 const KEEP: &str = "--reshard-after-forward=false";
 const HOST: &str = "--offload-parameters pinned";
@@ -337,8 +336,8 @@ fn gpt2_with_8_bit_states() {
 }
 
 #[test]
-fn gpt2_in_bf16_with_masters_of_24_bits() {
-    ways_of("gpt2", SPLIT_24);
+fn gpt2_in_bf16_with_remainders() {
+    ways_of("gpt2", SPLIT);
 }
 
 /// `trainer plan` says of a rank what it finds itself: of each another thing, where what they hold does not divide evenly.
