@@ -291,6 +291,7 @@ UPDATE_SQUARES(bf16, bf16);
 WEIGHT_SQUARES(F32Weights, f32);
 WEIGHT_SQUARES(MasterWeights, master);
 WEIGHT_SQUARES(SplitWeights, split);
+WEIGHT_SQUARES(Split24Weights, split24);
 WEIGHT_SQUARES(RoundedWeights, rounded);
 
 // One block. The first `count` grains are those of updates, the others those of weights.
@@ -355,4 +356,5 @@ __device__ void adafactor_step(const WeightsForm &weights, const Variance &varia
 ADAFACTOR_OF(F32Weights, f32);
 ADAFACTOR_OF(MasterWeights, master);
 ADAFACTOR_OF(SplitWeights, split);
+ADAFACTOR_OF(Split24Weights, split24);
 ADAFACTOR_OF(RoundedWeights, rounded);

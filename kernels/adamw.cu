@@ -86,4 +86,5 @@ __device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, co
 ADAMW_OF(F32Weights, f32);
 ADAMW_OF(MasterWeights, master);
 ADAMW_OF(SplitWeights, split);
+ADAMW_OF(Split24Weights, split24);
 ADAMW_OF(RoundedWeights, rounded);

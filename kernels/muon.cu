@@ -124,4 +124,5 @@ __device__ void step_along(const WeightsForm &weights, const D *direction, bool 
 STEP_ALONG_OF(F32Weights, f32);
 STEP_ALONG_OF(MasterWeights, master);
 STEP_ALONG_OF(SplitWeights, split);
+STEP_ALONG_OF(Split24Weights, split24);
 STEP_ALONG_OF(RoundedWeights, rounded);

@@ -22,6 +22,27 @@ __device__ inline float join(bf16 weight, int16_t remainder) {
     return __uint_as_float((uint32_t(__bfloat16_as_ushort(weight)) << 16) + uint32_t(int32_t(remainder)));
 }
 
+// The nearest value of 24 bits, to even if two are equally near. NaN stays NaN.
+__device__ inline float round_to_24_bits(float master) {
+    const uint32_t bits = __float_as_uint(master);
+    return is_nan(master) ? master : __uint_as_float((bits + 0x7fu + (bits >> 8 & 1)) & ~0xffu);
+}
+
+// Remainders as they are stored: whole, or the upper byte, beside a master of 24 bits.
+struct Remainder {
+    using Stored = int16_t;
+    __device__ static float master(float exact) { return exact; }
+    __device__ static Stored store(int16_t remainder) { return remainder; }
+    __device__ static int16_t read(Stored stored) { return stored; }
+};
+
+struct RemainderByte {
+    using Stored = uint8_t;
+    __device__ static float master(float exact) { return round_to_24_bits(exact); }
+    __device__ static Stored store(int16_t remainder) { return Stored(uint16_t(remainder) >> 8); }
+    __device__ static int16_t read(Stored stored) { return int16_t(uint16_t(stored) << 8); }
+};
+
 // Rounds to one of the two bf16 around a value, to the nearer with the greater probability: `random` has 16 uniformly
 // distributed bits. NaN stays NaN, infinity infinity.
 __device__ inline bf16 round_stochastically(float value, uint32_t random) {

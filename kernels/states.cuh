@@ -56,34 +56,39 @@ struct MasterWeights {
     }
 };
 
-struct SplitWeights {
+template <typename R> struct SplitOf {
+    using Stored = typename R::Stored;
     bf16 *weights;
-    int16_t *remainders;
+    Stored *remainders;
 
-    __device__ SplitWeights(void *parameters, void *beside)
-        : weights(static_cast<bf16 *>(parameters)), remainders(static_cast<int16_t *>(beside)) {}
+    __device__ SplitOf(void *parameters, void *beside)
+        : weights(static_cast<bf16 *>(parameters)), remainders(static_cast<Stored *>(beside)) {}
     template <bool WIDE> __device__ Pack read(size_t first, size_t n) const {
         const Elements<bf16> halves = load_elements<WIDE>(weights, first, n, narrow<bf16>(0.0f));
-        const Elements<int16_t> rest = load_elements<WIDE>(remainders, first, n, int16_t(0));
+        const Elements<Stored> rest = load_elements<WIDE>(remainders, first, n, Stored(0));
         Pack pack;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            pack.at[i] = join(halves.at[i], rest.at[i]);
+            pack.at[i] = join(halves.at[i], R::read(rest.at[i]));
         }
         return pack;
     }
     template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
         Elements<bf16> halves;
-        Elements<int16_t> rest;
+        Elements<Stored> rest;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            halves.at[i] = split_weight(pack.at[i]);
-            rest.at[i] = split_remainder(pack.at[i]);
+            const float master = R::master(pack.at[i]);
+            halves.at[i] = split_weight(master);
+            rest.at[i] = R::store(split_remainder(master));
         }
         store_elements<WIDE>(weights, first, n, halves);
         store_elements<WIDE>(remainders, first, n, rest);
     }
 };
+
+using SplitWeights = SplitOf<Remainder>;
+using Split24Weights = SplitOf<RemainderByte>;
 
 struct RoundedWeights {
     bf16 *weights;

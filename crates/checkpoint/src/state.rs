@@ -81,6 +81,6 @@ pub struct OptimizerForm {
     pub weights: String,
     /// Moments: `f32`, `bf16` or `8bit`.
     pub state_dtype: String,
-    /// Master weights: `f32`, `bf16-split` or `none`.
+    /// Master weights: `f32`, `bf16-split`, `bf16+8` or `none`.
     pub master: String,
 }

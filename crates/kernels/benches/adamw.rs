@@ -22,6 +22,7 @@ enum Weights {
     F32,
     Master,
     Split,
+    Split24,
     Rounded,
 }
 
@@ -34,7 +35,7 @@ struct Form {
 
 impl Form {
     fn all() -> Vec<Form> {
-        use Weights::{F32, Master, Rounded, Split};
+        use Weights::{F32, Master, Rounded, Split, Split24};
         let of = |moments, weights, gradients| Form {
             moments,
             weights,
@@ -45,6 +46,7 @@ impl Form {
             forms.push(of(moments, F32, DType::F32));
             forms.push(of(moments, Master, DType::F32));
             forms.push(of(moments, Split, DType::BF16));
+            forms.push(of(moments, Split24, DType::BF16));
             forms.push(of(moments, Rounded, DType::BF16));
         }
         forms
@@ -60,6 +62,7 @@ impl Form {
             Weights::F32 => "f32 weights",
             Weights::Master => "bf16 weights, f32 master",
             Weights::Split => "bf16 weights, remainder",
+            Weights::Split24 => "bf16 weights, a byte of a remainder",
             Weights::Rounded => "bf16 weights, no master",
         };
         let gradients = if self.gradients == DType::F32 {
@@ -80,6 +83,7 @@ impl Form {
             Weights::F32 => 8.0,
             Weights::Master => 8.0 + 2.0,
             Weights::Split => 2.0 * (2.0 + 2.0),
+            Weights::Split24 => 2.0 * (2.0 + 1.0),
             Weights::Rounded => 2.0 * 2.0,
         };
         4.0 * moment + weights + self.gradients.size_in_bytes() as f64
@@ -92,6 +96,7 @@ struct Room {
     f32_weights: Vec<f32>,
     bf16_weights: Vec<bf16>,
     remainders: Vec<i16>,
+    remainder_bytes: Vec<u8>,
     f32_moments: [Vec<f32>; 2],
     bf16_moments: [Vec<bf16>; 2],
     codes: [Vec<u8>; 2],
@@ -113,6 +118,7 @@ impl Room {
             f32_weights: vec![1.0; n],
             bf16_weights: vec![bf16::ONE; n],
             remainders: vec![0; n],
+            remainder_bytes: vec![0; n],
             f32_moments: [vec![0.0; n], vec![0.0; n]],
             bf16_moments: [vec![bf16::ZERO; n], vec![bf16::ZERO; n]],
             codes: [vec![SIGNED.zero; n], vec![UNSIGNED.zero; n]],
@@ -127,10 +133,12 @@ impl Room {
         let f32_weights = Out::of_slice(&mut self.f32_weights, [n]);
         let bf16_weights = Out::of_slice(&mut self.bf16_weights, [n]);
         let remainders = Out::of_slice(&mut self.remainders, [n]);
+        let bytes = Out::of_slice(&mut self.remainder_bytes, [n]);
         let (parameters, master) = match form.weights {
             Weights::F32 => (f32_weights, MasterOperand::Parameters),
             Weights::Master => (bf16_weights, MasterOperand::F32(f32_weights)),
             Weights::Split => (bf16_weights, MasterOperand::Remainder(remainders)),
+            Weights::Split24 => (bf16_weights, MasterOperand::RemainderByte(bytes)),
             Weights::Rounded => (bf16_weights, MasterOperand::Parameters),
         };
         let [first, second] = &mut self.codes;

@@ -63,6 +63,8 @@ impl StateTensor {
 pub(crate) const MASTER: StateTensor = StateTensor::new("master", DType::F32);
 /// The bits of the exact weights that bf16 weights do not have.
 pub(crate) const REMAINDER: StateTensor = StateTensor::new("remainder", DType::I16);
+/// Those of them that a master of 24 bits has.
+pub(crate) const REMAINDER_BYTE: StateTensor = StateTensor::new("remainder", DType::U8);
 
 /// The states of a run.
 pub(crate) struct Form {
@@ -98,6 +100,7 @@ impl Form {
                 MasterFormat::None => None,
                 MasterFormat::F32 => Some(MASTER),
                 MasterFormat::Remainder => Some(REMAINDER),
+                MasterFormat::RemainderByte => Some(REMAINDER_BYTE),
             },
             plain: match moments {
                 MomentFormat::Bf16 => DType::BF16,
@@ -135,6 +138,14 @@ impl Form {
     pub(crate) fn master(&self, range: &Range<usize>) -> Option<StateTensor> {
         let is_exact = self.types.of(range.start) == DType::F32;
         self.master.filter(|_| !is_exact)
+    }
+
+    /// Whether the exact weights of a range are rounded to 24 bits, since its masters have no more. Frozen parameters have
+    /// no master.
+    pub(crate) fn rounds_masters(&self, range: &Range<usize>) -> bool {
+        let mut groups = self.groups.iter();
+        self.master(range) == Some(REMAINDER_BYTE)
+            && groups.any(|group| group.cover.within(range).elements() > 0)
     }
 
     /// The types that parameters are stored in.
@@ -184,7 +195,8 @@ impl Form {
         let master = match self.master(range) {
             None => MasterOperand::Parameters,
             Some(MASTER) => MasterOperand::F32(next()),
-            Some(_) => MasterOperand::Remainder(next()),
+            Some(REMAINDER) => MasterOperand::Remainder(next()),
+            Some(_) => MasterOperand::RemainderByte(next()),
         };
         let moment = |_: &Moment| match self.is_quantised(range) {
             true => MomentOperand::Quantised {

@@ -25,6 +25,8 @@ choices! {
         F32 = "f32",
         /// The 16 bits of the exact f32 that the bf16 weight does not have.
         Remainder = "bf16-split",
+        /// 8 of these bits. The exact value is rounded to the 24 bits that the weight and they have together.
+        RemainderByte = "bf16+8",
         /// The exact values are not kept: updated weights are rounded stochastically.
         None = "none",
     }

@@ -5,7 +5,7 @@ use crate::host::{store, store_f32};
 use crate::saved::{RestoreError, SavedState, state_name};
 use files::FilesError;
 use half::bf16;
-use kernels::split::{join, split};
+use kernels::split::{join, join_24_bits, round_to_24_bits, split, split_24_bits};
 use kernels::{Kernels, MasterOperand, Result};
 use memory::{DType, Entry, Space};
 use std::borrow::Cow;
@@ -24,6 +24,14 @@ pub fn weight_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
+/// Exact weights as their masters hold them, from which parameters are rounded too: of 24 bits if `rounds`.
+pub(crate) fn held(values: Cow<'_, [f32]>, rounds: bool) -> Cow<'_, [f32]> {
+    match rounds {
+        true => values.iter().copied().map(round_to_24_bits).collect(),
+        false => values,
+    }
+}
+
 /// Sets the master state of the first parameters, one per exact weight in `values`.
 pub(crate) fn set_master(
     kernels: &Kernels,
@@ -39,6 +47,11 @@ pub(crate) fn set_master(
             let remainders: Vec<i16> = values.iter().map(|value| split(*value).1).collect();
             store(kernels, space, out, bytemuck::cast_slice(&remainders))
         }
+        MasterOperand::RemainderByte(out) => {
+            let out = out.rows(0..values.len());
+            let remainders: Vec<u8> = values.iter().map(|value| split_24_bits(*value).1).collect();
+            store(kernels, space, out, &remainders)
+        }
     }
 }
 
@@ -47,6 +60,7 @@ pub(crate) enum SavedMaster<'a> {
     /// None: the saved parameters are exact.
     Parameters,
     Exact(SavedState<'a>),
+    /// Whole, or the byte of a master of 24 bits.
     Remainder(SavedState<'a>),
 }
 
@@ -60,15 +74,26 @@ impl<'a> SavedMaster<'a> {
             return Ok(SavedMaster::Exact(master.real(entry, n)?));
         }
         Ok(match find(&state_name(entry, REMAINDER.kind)) {
-            Some(remainder) => SavedMaster::Remainder(remainder.exactly(entry, n, DType::I16)?),
+            Some(remainder) => {
+                let dtype = match remainder.dtype {
+                    DType::U8 => DType::U8,
+                    _ => DType::I16,
+                };
+                SavedMaster::Remainder(remainder.exactly(entry, n, dtype)?)
+            }
             None => SavedMaster::Parameters,
         })
     }
 
     /// Whether parameters kept in the type `weights` must be set from the exact weights, rather than from the saved
-    /// parameters.
-    pub(crate) fn refines(&self, weights: DType) -> bool {
-        !matches!(self, SavedMaster::Parameters) && weights == DType::F32
+    /// parameters: in f32, or if masters are rounded to 24 bits, and the saved ones were not.
+    pub(crate) fn refines(&self, weights: DType, rounds: bool) -> bool {
+        let is_finer = match self {
+            SavedMaster::Parameters => return false,
+            SavedMaster::Exact(_) => true,
+            SavedMaster::Remainder(remainder) => remainder.dtype != DType::U8,
+        };
+        weights == DType::F32 || rounds && is_finer
     }
 
     /// The exact weights of some of the parameter's elements. `weights` are the saved parameters of these elements,
@@ -81,18 +106,24 @@ impl<'a> SavedMaster<'a> {
         Ok(match self {
             SavedMaster::Parameters => parameters,
             SavedMaster::Exact(master) => master.widened(elements)?,
-            SavedMaster::Remainder(remainder) => joined(&parameters, &remainder.part(elements)?),
+            SavedMaster::Remainder(remainder) => {
+                joined(&parameters, remainder.dtype, &remainder.part(elements)?)
+            }
         })
     }
 }
 
 /// Joins bf16 weights, given as f32, with their little-endian remainders.
-fn joined(weights: &[f32], remainders: &[u8]) -> Vec<f32> {
-    let remainders = remainders
-        .chunks_exact(2)
-        .map(|pair| i16::from_le_bytes([pair[0], pair[1]]));
-    let pairs = weights.iter().zip(remainders);
+fn joined(weights: &[f32], dtype: DType, remainders: &[u8]) -> Vec<f32> {
+    let weights = weights.iter().copied().map(bf16::from_f32);
+    if dtype == DType::U8 {
+        let pairs = weights.zip(remainders);
+        return pairs
+            .map(|(weight, byte)| join_24_bits(weight, *byte))
+            .collect();
+    }
+    let pairs = weights.zip(remainders.as_chunks().0);
     pairs
-        .map(|(weight, remainder)| join(bf16::from_f32(*weight), remainder))
+        .map(|(weight, bytes)| join(weight, i16::from_le_bytes(*bytes)))
         .collect()
 }

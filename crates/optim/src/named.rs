@@ -9,7 +9,7 @@ use std::ops::Range;
 pub struct NamedState<'a> {
     /// The parameter's name, a dot, and the state's name. State names are `first_moment`, `second_moment`, `momentum`
     /// (f32 or bf16), their `.codes` (u8) and `.absmax` (f32, one per 256 values), `master` (f32), and `remainder`
-    /// (i16).
+    /// (i16, or u8 of a master of 24 bits).
     pub name: String,
     /// Element type.
     pub dtype: DType,

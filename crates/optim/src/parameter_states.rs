@@ -1,7 +1,7 @@
 //! Sets weights and states of single parameters, and reads their states.
 
 use crate::form::{StateTensor, StateViews};
-use crate::master::{SavedMaster, set_master, weight_bytes};
+use crate::master::{SavedMaster, held, set_master, weight_bytes};
 use crate::moment::SavedMoment;
 use crate::named::{NamedState, ReadFrom};
 use crate::optimizer::Optimizer;
@@ -10,6 +10,7 @@ use crate::tensor_states::share;
 use files::{in_chunks, widen};
 use kernels::{KernelError, Kernels, Result};
 use memory::{Cover, Entry, Space};
+use std::borrow::Cow;
 use std::ops::Range;
 use units::Weights;
 
@@ -27,7 +28,9 @@ impl Optimizer {
         values: &[f32],
     ) -> Result {
         let range = offset..offset + values.len();
-        let bytes = weight_bytes(weights.dtype_of(&range), values);
+        let rounds = self.states.form.rounds_masters(&range);
+        let values = held(Cow::Borrowed(values), rounds);
+        let bytes = weight_bytes(weights.dtype_of(&range), &values);
         weights.store(kernels, range.clone(), &bytes)?;
         if self.states.form.master(&range).is_none() {
             return Ok(());
@@ -126,11 +129,13 @@ impl Optimizer {
         let moments = self.states.form.moments(&entry.padded_range()).iter();
         let moments = moments.map(|moment| SavedMoment::find(moment, entry, find));
         let moments = moments.collect::<Result<Vec<_>, _>>()?;
+        let range = entry.range();
+        let rounds = self.states.form.rounds_masters(&range);
         let mut restored = Vec::new();
         self.each_chunk(kernels, &entry.padded_range(), |chunk, space, states| {
             let own = without_padding(entry, chunk);
             let elements = own.start - entry.offset..own.end - entry.offset;
-            let values = set_exact(kernels, weights, entry, &own, &master)?;
+            let values = set_exact(kernels, weights, entry, &own, (&master, rounds))?;
             set_master(kernels, space, states.master, &values)?;
             for (saved, out) in moments.iter().zip(states.moments) {
                 saved.store(kernels, space, out, &elements)?;
@@ -141,12 +146,12 @@ impl Optimizer {
         self.states
             .tensor_states
             .restore(kernels, (index, entry), find)?;
-        if master.refines(weights.dtype_of(&entry.range())) {
+        if master.refines(weights.dtype_of(&range), rounds) {
             // The weights held here may be more than the states: other ranks keep the others' states.
-            let held = weights.held().within(&entry.range());
+            let held = weights.held().within(&range);
             let others = held.without(&Cover::new(restored));
             for own in others.ranges().iter().cloned().flat_map(in_chunks) {
-                set_exact(kernels, weights, entry, &own, &master)?;
+                set_exact(kernels, weights, entry, &own, (&master, rounds))?;
             }
         }
         Ok(())
@@ -186,20 +191,21 @@ impl Optimizer {
     }
 }
 
-/// Sets the parameters of some of a tensor's elements from the exact weights that were saved. Returns the exact
-/// weights.
+/// Sets the parameters of some of a tensor's elements from the exact weights that were saved, rounded to 24 bits if
+/// `rounds`. Returns the exact weights.
 fn set_exact(
     kernels: &Kernels,
     weights: &mut Weights,
     entry: &Entry,
     own: &Range<usize>,
-    master: &SavedMaster,
+    (master, rounds): (&SavedMaster, bool),
 ) -> Result<Vec<f32>, RestoreError> {
     let elements = own.start - entry.offset..own.end - entry.offset;
     let values = master.values(&elements, parameters(kernels, weights, own)?)?;
+    let values = held(values.into(), rounds);
     let bytes = weight_bytes(weights.dtype_of(own), &values);
     weights.store(kernels, own.clone(), &bytes)?;
-    Ok(values)
+    Ok(values.into_owned())
 }
 
 /// The part of a range that is not padding.

@@ -53,6 +53,7 @@ fn recipe(settings: &Settings) -> String {
     let weights = match (settings.dtype, states.master) {
         (DType::BF16, MasterFormat::F32) => "bf16 weights with an f32 master",
         (DType::BF16, MasterFormat::Remainder) => "bf16 weights with a 16-bit remainder",
+        (DType::BF16, MasterFormat::RemainderByte) => "bf16 weights with 8 bits of a 24-bit master",
         (DType::BF16, MasterFormat::None) => "bf16 weights without a master",
         _ => "f32 weights, which need no master",
     };

@@ -38,6 +38,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.lt.s64": i64, |a, b| a < b;
     "setp.lt.u32": u32, |a, b| a < b;
     "setp.lt.u64": u64, |a, b| a < b;
+    "setp.nan.f32": f32, |a, b| a.is_nan() || b.is_nan();
     "setp.ne.s16": i16, |a, b| a != b;
     "setp.ne.s32": i32, |a, b| a != b;
     "setp.ne.s64": i64, |a, b| a != b;

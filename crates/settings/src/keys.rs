@@ -236,9 +236,9 @@ keys! {
         state_dtype: MomentFormat = key(Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of the optimizer's moments")
             .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
         master: MasterFormat = key(Kind::Choice(MasterFormat::NAMES), "\"f32\"",
-            "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
-            .details("bf16-split is an exact f32; none rounds stochastically. For f32 weights it has no effect.")
-            .flag("--master", "f32|bf16-split|none", MEMORY).needs(need::BF16_WEIGHTS),
+            "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, 8 of them, or nothing")
+            .details("bf16-split is an exact f32; bf16+8 is rounded to 24 bits; none rounds stochastically. For f32 weights it has no effect.")
+            .flag("--master", "f32|bf16-split|bf16+8|none", MEMORY).needs(need::BF16_WEIGHTS),
         grad_dtype: FloatType = key(Kind::Choice(FloatType::NAMES), "\"f32\"", "Data type of gradients")
             .flag("--grad-dtype", "f32|bf16", MEMORY),
         beta1: f64 = key(Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment").needs(need::MOMENTS),

@@ -5,7 +5,7 @@ use super::simd::Real;
 use super::{Shared, part, shared};
 use crate::quantise::{BLOCK, Map};
 use crate::random::random_run;
-use crate::split::{join, round_stochastically, split};
+use crate::split::{join, join_24_bits, round_stochastically, split, split_24_bits};
 use crate::{MasterOperand, MomentOperand};
 use half::bf16;
 use memory::{DType, In, Out};
@@ -121,6 +121,7 @@ pub(super) enum WeightsAt {
     F32(Shared<f32>),
     Master(Shared<bf16>, Shared<f32>),
     Split(Shared<bf16>, Shared<i16>),
+    Split24(Shared<bf16>, Shared<u8>),
     Rounded(Shared<bf16>),
 }
 
@@ -136,6 +137,9 @@ pub(super) fn weights_at(parameters: Out, master: MasterOperand) -> WeightsAt {
         (DType::F32, _) => WeightsAt::F32(shared(parameters)),
         (_, MasterOperand::F32(master)) => WeightsAt::Master(shared(parameters), shared(master)),
         (_, MasterOperand::Remainder(rest)) => WeightsAt::Split(shared(parameters), shared(rest)),
+        (_, MasterOperand::RemainderByte(rest)) => {
+            WeightsAt::Split24(shared(parameters), shared(rest))
+        }
         (_, MasterOperand::Parameters) => WeightsAt::Rounded(shared(parameters)),
     }
 }
@@ -237,6 +241,13 @@ impl WeightsAt {
                         *value = join(*weight, *remainder);
                     }
                 }
+                WeightsAt::Split24(weights, remainders) => {
+                    let remainders = part(remainders, start, elements);
+                    let pairs = part(weights, start, elements).iter().zip(remainders);
+                    for (value, (weight, remainder)) in values.iter_mut().zip(pairs) {
+                        *value = join_24_bits(*weight, *remainder);
+                    }
+                }
                 WeightsAt::Rounded(weights) => widen(part(weights, start, elements), values),
             }
         }
@@ -261,6 +272,13 @@ impl WeightsAt {
                     let pairs = weights.iter_mut().zip(part(remainders, start, elements));
                     for ((weight, remainder), value) in pairs.zip(values) {
                         (*weight, *remainder) = split(*value);
+                    }
+                }
+                WeightsAt::Split24(weights, remainders) => {
+                    let weights = part(weights, start, elements);
+                    let pairs = weights.iter_mut().zip(part(remainders, start, elements));
+                    for ((weight, remainder), value) in pairs.zip(values) {
+                        (*weight, *remainder) = split_24_bits(*value);
                     }
                 }
                 WeightsAt::Rounded(weights) => {

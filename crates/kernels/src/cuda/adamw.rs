@@ -23,6 +23,9 @@ pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, op: AdamW) -> Result {
         (DType::F32, _) => by_moment!(state, "adamw", "adamw_f32_", gradients),
         (_, MasterOperand::F32(_)) => by_moment!(state, "adamw", "adamw_master_", gradients),
         (_, MasterOperand::Remainder(_)) => by_moment!(state, "adamw", "adamw_split_", gradients),
+        (_, MasterOperand::RemainderByte(_)) => {
+            by_moment!(state, "adamw", "adamw_split24_", gradients)
+        }
         (_, MasterOperand::Parameters) => by_moment!(state, "adamw", "adamw_rounded_", gradients),
     };
     let (first, first_absmax) = moment(&op.first_moment);
@@ -47,7 +50,9 @@ pub(super) fn moment(moment: &MomentOperand) -> (Argument, Argument) {
 pub(super) fn beside(master: &MasterOperand) -> Argument {
     match master {
         MasterOperand::Parameters => Argument::NULL,
-        MasterOperand::F32(beside) | MasterOperand::Remainder(beside) => beside.into(),
+        MasterOperand::F32(beside)
+        | MasterOperand::Remainder(beside)
+        | MasterOperand::RemainderByte(beside) => beside.into(),
     }
 }
 
@@ -75,6 +80,9 @@ macro_rules! by_weights {
             (_, MasterOperand::F32(_)) => kernel!($source, concat!($start, "master") $(, $dtype)?),
             (_, MasterOperand::Remainder(_)) => {
                 kernel!($source, concat!($start, "split") $(, $dtype)?)
+            }
+            (_, MasterOperand::RemainderByte(_)) => {
+                kernel!($source, concat!($start, "split24") $(, $dtype)?)
             }
             (_, MasterOperand::Parameters) => {
                 kernel!($source, concat!($start, "rounded") $(, $dtype)?)

@@ -24,6 +24,30 @@ pub fn join(weight: bf16, remainder: i16) -> f32 {
     f32::from_bits(high.wrapping_add_signed(i32::from(remainder)))
 }
 
+/// The nearest f32 of 24 bits (sign, exponent, 15 of the mantissa), to even if two are equally near. The lower byte of its
+/// [`split`] remainder is zero: the weight and the upper byte restore it. NaN stays NaN; what is beyond the largest of
+/// these values by half a step becomes infinity.
+#[inline(always)]
+pub fn round_to_24_bits(master: f32) -> f32 {
+    let bits = master.to_bits();
+    let rounded = bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff;
+    f32::from_bits(if master.is_nan() { bits } else { rounded })
+}
+
+/// [`split`] of an f32 that is first rounded to 24 bits. The weight may be another than without rounding: masters just
+/// below the middle between two weights are rounded to it.
+#[inline(always)]
+pub fn split_24_bits(master: f32) -> (bf16, u8) {
+    let (weight, remainder) = split(round_to_24_bits(master));
+    (weight, remainder.to_le_bytes()[1])
+}
+
+/// Restores the f32 of 24 bits that was split by [`split_24_bits`].
+#[inline(always)]
+pub fn join_24_bits(weight: bf16, remainder: u8) -> f32 {
+    join(weight, i16::from_le_bytes([0, remainder]))
+}
+
 /// Rounds an f32 to one of the two bf16 around it, so that the mean is the f32: the nearer one is more likely. `random`
 /// has 16 uniformly distributed bits. NaN stays NaN, infinity infinity.
 #[inline(always)]
@@ -56,6 +80,67 @@ mod tests {
                 assert!(weight == nearest || is_tie, "{master:e}");
             }
         }
+    }
+
+    /// Every weight with every byte is a value of its own, or no number; all values between two are rounded to the nearer.
+    #[test]
+    fn masters_of_24_bits_are_the_nearest_and_lose_nothing_more() {
+        for high in 0..=u16::MAX {
+            for byte in 0..=u8::MAX {
+                let bits = u32::from(high) << 16 | u32::from(byte) << 8;
+                let master = f32::from_bits(bits);
+                let (weight, rest) = split_24_bits(master);
+                if master.is_nan() {
+                    assert!(weight.is_nan() && join_24_bits(weight, rest).is_nan());
+                    continue;
+                }
+                assert_eq!(join_24_bits(weight, rest).to_bits(), bits);
+                let is_tie = byte == 0x80;
+                assert!(weight == bf16::from_f32(master) || is_tie, "{master:e}");
+                // Beyond the largest of these values stands the one that its exponent would continue with.
+                let next =
+                    f64::from(f32::from_bits(bits + 0x100)).clamp(-2f64.powi(128), 2f64.powi(128));
+                for low in [0u32, 1, 0x7f, 0x80, 0x81, 0xff] {
+                    let exact = f32::from_bits(bits | low);
+                    let (weight, rest) = split_24_bits(exact);
+                    if exact.is_nan() {
+                        assert!(weight.is_nan(), "{low:x} above infinity");
+                        continue;
+                    }
+                    let off = |value: f64| (value - f64::from(exact)).abs();
+                    let rounds_up = match off(next).partial_cmp(&off(f64::from(master))) {
+                        Some(std::cmp::Ordering::Equal) => byte & 1 == 1,
+                        order => order == Some(std::cmp::Ordering::Less),
+                    };
+                    let expected = bits + if rounds_up { 0x100 } else { 0 };
+                    assert_eq!(join_24_bits(weight, rest).to_bits(), expected, "{exact:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_ends_of_24_bits() {
+        let split = |bits: u32| {
+            let (weight, rest) = split_24_bits(f32::from_bits(bits));
+            (weight.to_bits(), rest)
+        };
+        // The largest value that is kept, whose weight is infinity as that of the same f32 is, and the first that is not.
+        assert_eq!(split(0x7f7f_ff00), (0x7f80, 0xff));
+        assert_eq!(split(0x7f7f_ff7f), (0x7f80, 0xff));
+        assert_eq!(split(0x7f7f_ff80), (0x7f80, 0));
+        assert_eq!(split(0x7f80_0000), (0x7f80, 0));
+        assert_eq!(split(0xff80_0000), (0xff80, 0));
+        // The smallest; half of it is a tie, and zero is even.
+        assert_eq!((split(0x0000_0100), split(0x0000_0080)), ((0, 1), (0, 0)));
+        assert_eq!(split(0x8000_0080), (0x8000, 0));
+        // The middle between two weights goes away from zero, and what is rounded to it with it.
+        assert_eq!(
+            (split(0x3f80_7f7f), split(0x3f80_7f80)),
+            ((0x3f80, 0x7f), (0x3f81, 0x80))
+        );
+        // A NaN of all ones does not become zero.
+        assert_eq!(split(0x7fff_ffff), (0x7fff, 0));
     }
 
     #[test]

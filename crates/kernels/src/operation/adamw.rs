@@ -29,6 +29,9 @@ pub enum MasterOperand<'a> {
     /// `[n]` i16: the bits that bf16 parameters lack ([`crate::split::join`]). With them they are an exact f32 master
     /// in 2 more bytes.
     Remainder(Out<'a>),
+    /// `[n]` u8: the bits that bf16 parameters lack of a master that is rounded to 24 bits
+    /// ([`crate::split::join_24_bits`]).
+    RemainderByte(Out<'a>),
 }
 
 operation! {
@@ -108,7 +111,9 @@ impl MasterOperand<'_> {
     pub(super) fn access(&self) -> OperandAccess {
         match self {
             MasterOperand::F32(_) => OperandAccess::Written,
-            MasterOperand::Parameters | MasterOperand::Remainder(_) => OperandAccess::Changed,
+            MasterOperand::Parameters
+            | MasterOperand::Remainder(_)
+            | MasterOperand::RemainderByte(_) => OperandAccess::Changed,
         }
     }
 
@@ -125,6 +130,7 @@ impl Field for MasterOperand<'_> {
             MasterOperand::Parameters => Ok(()),
             MasterOperand::F32(master) => master.visit(rule, visit),
             MasterOperand::Remainder(rest) => rest.visit(rule.named("remainder").i16(), visit),
+            MasterOperand::RemainderByte(rest) => rest.visit(rule.named("remainder").u8(), visit),
         }
     }
 }

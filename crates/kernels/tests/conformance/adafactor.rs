@@ -1,7 +1,7 @@
 //! Adafactor on ranges of a tensor, against loops in f64; the bits do not depend on the ranges, nor on the device.
 
 use crate::DTYPES;
-use crate::adamw::{Weights, halves, joined, weights};
+use crate::adamw::{Weights, halves, weights};
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
@@ -213,12 +213,7 @@ impl Step {
     }
 
     fn exact(&self) -> Vec<f64> {
-        let weights = self.weights();
-        match self.form {
-            Weights::F32 | Weights::Rounded => weights[0].values(),
-            Weights::Master => weights[1].values(),
-            Weights::Remainder => joined(&weights[0], &weights[1]).values(),
-        }
+        self.form.exact(&self.weights()).values()
     }
 
     /// The variances before the step, or the factors and the columns.
@@ -256,12 +251,8 @@ impl Step {
     }
 
     fn master<'a>(&self, mut rest: impl Iterator<Item = &'a mut Tensor>) -> MasterOperand<'a> {
-        let mut next = || rest.next().expect("a tensor beside the weights").view_mut();
-        match self.form {
-            Weights::F32 | Weights::Rounded => MasterOperand::Parameters,
-            Weights::Master => MasterOperand::F32(next()),
-            Weights::Remainder => MasterOperand::Remainder(next()),
-        }
+        let mut next = || rest.next().expect("a tensor beside the weights");
+        self.form.operand(|| next().view_mut())
     }
 
     fn variance<'a>(&self, states: &'a mut [Tensor]) -> VarianceOperand<'a> {
@@ -333,11 +324,7 @@ impl Case for Step {
         let mut taken = vec![device.take(&rate)];
         taken.extend(states.iter().map(|state| device.take(state)));
         let weights: Vec<Host> = weights.iter().map(|tensor| device.take(tensor)).collect();
-        taken.push(match self.form {
-            Weights::F32 | Weights::Rounded => weights[0].clone(),
-            Weights::Master => weights[1].clone(),
-            Weights::Remainder => joined(&weights[0], &weights[1]),
-        });
+        taken.push(self.form.exact(&weights));
         if weights.len() > 1 {
             let exact = taken.last().expect("the exact weights");
             let expected = halves(exact).values();
@@ -368,11 +355,10 @@ impl Case for Step {
         }));
         let (values, rule) = match (is_made, self.form) {
             (false, _) => (exact.clone(), Rule::Exact),
-            (true, Weights::Rounded) => (moved.collect(), Rule::Neighbour),
-            (true, _) => (moved.collect(), Rule::Standard),
+            (true, form) => (moved.collect(), form.rule()),
         };
         expected.push(Expected::new("adafactor", values, rule));
-        if matches!(self.form, Weights::Master | Weights::Remainder) {
+        if self.form.has_master() {
             let zero = vec![0.0; n];
             expected.push(Expected::new(
                 "adafactor: off the master",
@@ -388,7 +374,12 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     let forms: &[Weights] = match dtype {
         DType::F32 => &[Weights::F32],
-        _ => &[Weights::Master, Weights::Remainder, Weights::Rounded],
+        _ => &[
+            Weights::Master,
+            Weights::Remainder,
+            Weights::RemainderByte,
+            Weights::Rounded,
+        ],
     };
     for shape in SHAPES {
         for clip in [1.0, 0.25, f32::NAN] {

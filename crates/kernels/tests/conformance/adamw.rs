@@ -9,7 +9,7 @@ use crate::device::{Device, Tensor};
 use crate::host::Host;
 use half::bf16;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use kernels::split::{join, split};
+use kernels::split::{join, join_24_bits, split, split_24_bits};
 use kernels::{AdamW, KernelError, MasterOperand, MomentOperand};
 use memory::{DType, In, Out};
 use std::ops::Range;
@@ -22,6 +22,8 @@ pub enum Weights {
     Master,
     /// bf16 and the remainder of an f32 master.
     Remainder,
+    /// bf16 and the byte of a master of 24 bits.
+    RemainderByte,
     /// bf16 alone, rounded stochastically.
     Rounded,
 }
@@ -46,7 +48,12 @@ impl Form {
     pub fn all(dtype: DType) -> Vec<Form> {
         let weights: &[Weights] = match dtype {
             DType::F32 => &[Weights::F32],
-            _ => &[Weights::Master, Weights::Remainder, Weights::Rounded],
+            _ => &[
+                Weights::Master,
+                Weights::Remainder,
+                Weights::RemainderByte,
+                Weights::Rounded,
+            ],
         };
         let mut forms = Vec::new();
         for weights in weights {
@@ -65,7 +72,8 @@ impl Form {
 
     /// Whether states hold every f32.
     fn is_exact(self) -> bool {
-        self.weights != Weights::Rounded && self.moments == Moments::F32
+        let is_exact = !matches!(self.weights, Weights::Rounded | Weights::RemainderByte);
+        is_exact && self.moments == Moments::F32
     }
 }
 
@@ -130,15 +138,24 @@ pub fn weights(form: Weights, values: &[f64]) -> Vec<Host> {
         let values: Vec<f64> = values.collect();
         Host::new(dtype, [values.len()], values)
     };
-    let parts: Vec<(bf16, i16)> = floats(values).into_iter().map(split).collect();
+    let values = floats(values);
+    let parts: Vec<(bf16, i16)> = values.iter().copied().map(split).collect();
     let halves = || host(DType::BF16, &mut parts.iter().map(|part| part.0.to_f64()));
+    let exact = || values.iter().copied().map(f64::from);
     match form {
-        Weights::F32 => vec![host(DType::F32, &mut values.iter().copied())],
+        Weights::F32 => vec![host(DType::F32, &mut exact())],
         Weights::Rounded => vec![halves()],
-        Weights::Master => vec![halves(), host(DType::F32, &mut values.iter().copied())],
+        Weights::Master => vec![halves(), host(DType::F32, &mut exact())],
         Weights::Remainder => {
             let remainders = &mut parts.iter().map(|part| f64::from(part.1));
             vec![halves(), host(DType::I16, remainders)]
+        }
+        Weights::RemainderByte => {
+            let parts: Vec<(bf16, u8)> = values.iter().copied().map(split_24_bits).collect();
+            vec![
+                host(DType::BF16, &mut parts.iter().map(|part| part.0.to_f64())),
+                host(DType::U8, &mut parts.iter().map(|part| f64::from(part.1))),
+            ]
         }
     }
 }
@@ -164,7 +181,9 @@ impl Steps {
         let weights = match (self.form.weights, next()) {
             (Weights::F32 | Weights::Rounded, weights) => weights.values(),
             (Weights::Master, _) => next().values(),
-            (Weights::Remainder, halves) => joined(&halves, &next()).values(),
+            (Weights::Remainder | Weights::RemainderByte, halves) => {
+                joined(&halves, &next()).values()
+            }
         };
         let mut moment = |map| match self.form.moments {
             Moments::Quantised => dequantised(map, &[next(), next()]),
@@ -252,11 +271,7 @@ impl Form {
         let mut next =
             |rows: &Range<usize>| -> Out<'a> { states.next().unwrap().rows(rows.clone()) };
         let parameters = next(range);
-        let master = match self.weights {
-            Weights::F32 | Weights::Rounded => MasterOperand::Parameters,
-            Weights::Master => MasterOperand::F32(next(range)),
-            Weights::Remainder => MasterOperand::Remainder(next(range)),
-        };
+        let master = self.weights.operand(|| next(range));
         let mut moment = || match self.moments {
             Moments::F32 | Moments::Bf16 => MomentOperand::Plain(next(range)),
             Moments::Quantised => MomentOperand::Quantised {
@@ -283,10 +298,50 @@ impl Form {
 }
 
 /// The master that bf16 weights and remainders stand for.
-pub fn joined(weights: &Host, remainders: &Host) -> Host {
+fn joined(weights: &Host, remainders: &Host) -> Host {
     let pairs = weights.values().into_iter().zip(remainders.values());
-    let values = pairs.map(|(weight, rest)| f64::from(join(bf16::from_f64(weight), rest as i16)));
+    let values = pairs.map(|(weight, rest)| {
+        let weight = bf16::from_f64(weight);
+        f64::from(match remainders.dtype {
+            DType::U8 => join_24_bits(weight, rest as u8),
+            _ => join(weight, rest as i16),
+        })
+    });
     Host::new(DType::F32, weights.dims, values)
+}
+
+impl Weights {
+    pub fn has_master(self) -> bool {
+        !matches!(self, Weights::F32 | Weights::Rounded)
+    }
+
+    /// The master beside the weights, if `next` gives it.
+    pub fn operand<'a>(self, mut next: impl FnMut() -> Out<'a>) -> MasterOperand<'a> {
+        match self {
+            Weights::F32 | Weights::Rounded => MasterOperand::Parameters,
+            Weights::Master => MasterOperand::F32(next()),
+            Weights::Remainder => MasterOperand::Remainder(next()),
+            Weights::RemainderByte => MasterOperand::RemainderByte(next()),
+        }
+    }
+
+    /// The exact weights of weights and what stands beside them.
+    pub fn exact(self, states: &[Host]) -> Host {
+        match self {
+            Weights::F32 | Weights::Rounded => states[0].clone(),
+            Weights::Master => states[1].clone(),
+            Weights::Remainder | Weights::RemainderByte => joined(&states[0], &states[1]),
+        }
+    }
+
+    /// How they are judged after a step. Half a step of 24 bits is 1.5e-5 of the largest weights here, below 2.
+    pub fn rule(self) -> Rule {
+        match self {
+            Weights::Rounded => Rule::Neighbour,
+            Weights::RemainderByte => Rule::Within(2.6e-5),
+            Weights::F32 | Weights::Master | Weights::Remainder => Rule::Standard,
+        }
+    }
 }
 
 /// The bf16 weights that a master gives.
@@ -300,9 +355,9 @@ impl Steps {
     /// What a case that is skipped returns: its states, bit by bit.
     fn unchanged(&self) -> Vec<Expected> {
         let mut states = self.initial();
-        let has_master = matches!(self.form.weights, Weights::Master | Weights::Remainder);
-        if self.form.weights == Weights::Remainder {
-            states[1] = joined(&states[0], &states[1]);
+        let has_master = self.form.weights.has_master();
+        if has_master {
+            states[1] = self.form.weights.exact(&states);
         }
         let states = states.iter().map(Host::values);
         let off_the_master = has_master.then(|| vec![0.0; self.elements]);
@@ -322,14 +377,11 @@ impl Case for Steps {
             self.update(device, &mut states, step, 3, whole)?;
         }
         let mut states: Vec<Host> = states.iter().map(|tensor| device.take(tensor)).collect();
-        let of_master = match self.form.weights {
-            Weights::F32 | Weights::Rounded => return Ok(states),
-            Weights::Master => halves(&states[1]),
-            Weights::Remainder => {
-                states[1] = joined(&states[0], &states[1]);
-                halves(&states[1])
-            }
-        };
+        if !self.form.weights.has_master() {
+            return Ok(states);
+        }
+        states[1] = self.form.weights.exact(&states);
+        let of_master = halves(&states[1]);
         let (weights, expected) = (states[0].values(), of_master.values());
         let off = weights.into_iter().zip(expected).map(|(a, b)| a - b);
         states.push(Host::new(DType::F32, of_master.dims, off));
@@ -341,11 +393,8 @@ impl Case for Steps {
             return self.unchanged();
         }
         let [weights, first, second] = self.oracle();
-        let has_master = matches!(self.form.weights, Weights::Master | Weights::Remainder);
-        let of_weights = match self.form.weights {
-            Weights::Rounded => Rule::Neighbour,
-            _ => Rule::Standard,
-        };
+        let has_master = self.form.weights.has_master();
+        let of_weights = self.form.weights.rule();
         // A master's bf16 copy rounds ties away from zero, and the judge to even.
         let of_copy = if has_master {
             Rule::Standard

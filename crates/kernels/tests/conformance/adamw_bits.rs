@@ -224,6 +224,10 @@ fn extreme_step(form: Form, device: &Device) -> Vec<Vec<u64>> {
             states[0].bytes[..2].copy_from_slice(&0x8000u16.to_ne_bytes());
             states[1].bytes[..2].copy_from_slice(&(-1i16).to_ne_bytes());
         }
+        Weights::RemainderByte => {
+            states[0].bytes[..2].copy_from_slice(&0x8000u16.to_ne_bytes());
+            states[1].bytes[0] = 0xff;
+        }
     }
     let mut states: Vec<Tensor> = states.iter().map(|host| device.put(host)).collect();
     let at = (0..612, (5 << 32) + 512);

@@ -195,6 +195,7 @@ fn of_updates() -> Vec<Contradiction> {
     let mut all = vec![
         contradiction!(AdamW(of) => of.master = MasterOperand::F32(zeros::<f32>(of.parameters.elements())), no_master),
         contradiction!(AdamW(of) => of.master = MasterOperand::Remainder(zeros::<i16>(of.parameters.elements())), no_master),
+        contradiction!(AdamW(of) => of.master = MasterOperand::RemainderByte(zeros::<u8>(of.parameters.elements())), no_master),
         contradiction!(AdamW(of) => of.first_moment = MomentOperand::Plain(zeros::<bf16>(of.parameters.elements())), other),
         contradiction!(AdamW(of) => of.second_moment = MomentOperand::Plain(zeros::<f32>(of.parameters.elements())), other),
         contradiction!(AdafactorRate(of) => (of.elements, of.squares) = (0, zeros::<f64>(0).into_in().reshape([2, 0])), "no element"),

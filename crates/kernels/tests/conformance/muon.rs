@@ -1,14 +1,14 @@
 //! What Muon takes beside products of matrices, in every form of its states, against loops in f64.
 
 use crate::DTYPES;
-use crate::adamw::{Moments, Weights, dequantised, halves, joined, moment, quantised, weights};
+use crate::adamw::{Moments, Weights, dequantised, halves, moment, quantised, weights};
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor};
 use crate::host::Host;
 use half::bf16;
 use kernels::quantise::SIGNED;
-use kernels::{KernelError, MasterOperand, MomentOperand};
+use kernels::{KernelError, MomentOperand};
 use memory::DType;
 
 /// An element, an odd number, a block, blocks and a rest, more than one task's.
@@ -228,11 +228,7 @@ impl Case for StepAlong {
         let mut next = || views.next().unwrap();
         device.run(kernels::StepAlong {
             parameters: next(),
-            master: match self.form {
-                Weights::F32 | Weights::Rounded => MasterOperand::Parameters,
-                Weights::Master => MasterOperand::F32(next()),
-                Weights::Remainder => MasterOperand::Remainder(next()),
-            },
+            master: self.form.operand(&mut next),
             direction: direction.view(),
             rate: rate.view(),
             clip: clip.view(),
@@ -242,11 +238,10 @@ impl Case for StepAlong {
             weight_decay: WEIGHT_DECAY,
         })?;
         let states: Vec<Host> = states.iter().map(|tensor| device.take(tensor)).collect();
-        let exact = match self.form {
-            Weights::F32 | Weights::Rounded => return Ok(states),
-            Weights::Master => states[1].clone(),
-            Weights::Remainder => joined(&states[0], &states[1]),
-        };
+        if !self.form.has_master() {
+            return Ok(states);
+        }
+        let exact = self.form.exact(&states);
         let expected = halves(&exact).values();
         let off = states[0].values().into_iter().zip(expected);
         let off = Host::new(DType::BF16, [self.elements], off.map(|(a, b)| a - b));
@@ -255,22 +250,17 @@ impl Case for StepAlong {
 
     fn expected(&self) -> Vec<Expected> {
         let initial = self.initial();
-        let exact = match self.form {
-            Weights::F32 | Weights::Rounded => initial[0].values(),
-            Weights::Master => initial[1].values(),
-            Weights::Remainder => joined(&initial[0], &initial[1]).values(),
-        };
+        let exact = self.form.exact(&initial).values();
         let (rate, scale, decay) = (f64::from(RATE), f64::from(SCALE), f64::from(WEIGHT_DECAY));
         let pairs = exact.iter().zip(self.direction().values());
         let moved =
             pairs.map(|(weight, along)| weight * (1.0 - rate * decay) - rate * scale * along);
         let (values, rule) = match (self.clip.is_finite(), self.form) {
             (false, _) => (exact, Rule::Exact),
-            (true, Weights::Rounded) => (moved.collect(), Rule::Neighbour),
-            (true, _) => (moved.collect(), Rule::Standard),
+            (true, form) => (moved.collect(), form.rule()),
         };
         let mut expected = vec![Expected::new("step_along", values, rule)];
-        if matches!(self.form, Weights::Master | Weights::Remainder) {
+        if self.form.has_master() {
             let zero = vec![0.0; self.elements];
             expected.push(Expected::new(
                 "step_along: off the master",
@@ -286,7 +276,12 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     let forms: &[Weights] = match dtype {
         DType::F32 => &[Weights::F32],
-        _ => &[Weights::Master, Weights::Remainder, Weights::Rounded],
+        _ => &[
+            Weights::Master,
+            Weights::Remainder,
+            Weights::RemainderByte,
+            Weights::Rounded,
+        ],
     };
     for elements in SIZES {
         for norm in [2.5, 0.3, 0.0] {

@@ -7,7 +7,7 @@ use optim::{Hyperparameters, MasterFormat, MomentFormat};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// States of all formats: with f32 weights, and with bf16 weights and each kind of master.
-const FORMS: [Formats; 5] = [
+const FORMS: [Formats; 6] = [
     (DType::F32, MomentFormat::F32, MasterFormat::None),
     (DType::F32, MomentFormat::Quantised, MasterFormat::None),
     (DType::BF16, MomentFormat::F32, MasterFormat::F32),
@@ -17,6 +17,11 @@ const FORMS: [Formats; 5] = [
         MasterFormat::Remainder,
     ),
     (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
+    (
+        DType::BF16,
+        MomentFormat::Quantised,
+        MasterFormat::RemainderByte,
+    ),
 ];
 
 /// All combinations of homes with gradients in one of these, but everything on the device.

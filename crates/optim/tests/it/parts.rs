@@ -178,7 +178,7 @@ fn through(
     (pieces, weights.unwrap())
 }
 
-const FORMATS: [Formats; 4] = [
+const FORMATS: [Formats; 5] = [
     (DType::F32, MomentFormat::F32, MasterFormat::None),
     (
         DType::BF16,
@@ -187,6 +187,7 @@ const FORMATS: [Formats; 4] = [
     ),
     (DType::BF16, MomentFormat::Bf16, MasterFormat::F32),
     (DType::F32, MomentFormat::Quantised, MasterFormat::None),
+    (DType::BF16, MomentFormat::F32, MasterFormat::RemainderByte),
 ];
 
 #[test]

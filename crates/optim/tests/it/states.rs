@@ -1,6 +1,7 @@
 //! States by name: saved, restored bit by bit, and converted between formats.
 
 use crate::common::{Saved, Training, trained};
+use kernels::split::round_to_24_bits;
 use memory::DType;
 use optim::{MasterFormat, MomentFormat, RestoreError};
 
@@ -9,9 +10,10 @@ const MOMENTS: [MomentFormat; 3] = [
     MomentFormat::Bf16,
     MomentFormat::Quantised,
 ];
-const MASTERS: [MasterFormat; 3] = [
+const MASTERS: [MasterFormat; 4] = [
     MasterFormat::F32,
     MasterFormat::Remainder,
+    MasterFormat::RemainderByte,
     MasterFormat::None,
 ];
 
@@ -121,7 +123,7 @@ fn quantised_moments_convert_to_f32_and_back() {
     assert_eq!(again.len(), saved.len());
 }
 
-/// Masters of either format give the same f32; without one, the weights are all there is.
+/// Masters of either exact format give the same f32; of 24 bits, the nearest; without one, the weights are all there is.
 #[test]
 fn masters_convert() {
     let first = trained((DType::BF16, MomentFormat::F32, MasterFormat::F32));
@@ -132,11 +134,23 @@ fn masters_convert() {
     back.restore(&split, &split.save()).unwrap();
     assert_eq!(back.save(), saved);
     assert!(back.weights() == first.weights());
+    let masters = |saved: &Saved| floats(&saved["large.master"]);
+    let format = (DType::BF16, MomentFormat::F32, MasterFormat::RemainderByte);
+    let mut byte = Training::new(format);
+    byte.restore(&split, &split.save()).unwrap();
+    assert_eq!(byte.save()["large.remainder"].0, DType::U8);
+    back.restore(&byte, &byte.save()).unwrap();
+    let rounded: Vec<f32> = masters(&saved).into_iter().map(round_to_24_bits).collect();
+    assert_ne!(rounded, masters(&saved));
+    assert_eq!(masters(&back.save()), rounded);
+    assert!(back.weights() == byte.weights() && byte.weights() != first.weights());
+    let mut again = Training::new(format);
+    again.restore(&back, &back.save()).unwrap();
+    assert!(again.save() == byte.save() && again.weights() == byte.weights());
     let mut none = Training::new((DType::BF16, MomentFormat::F32, MasterFormat::None));
     none.restore(&first, &saved).unwrap();
     assert!(none.weights() == first.weights());
     back.restore(&none, &none.save()).unwrap();
-    let masters = |saved: &Saved| floats(&saved["large.master"]);
     assert_ne!(masters(&back.save()), masters(&saved));
     assert!(
         masters(&back.save())
@@ -147,8 +161,12 @@ fn masters_convert() {
 
 #[test]
 fn what_is_missing_or_misfits_is_named() {
-    for moments in MOMENTS {
-        let formats = (DType::BF16, moments, MasterFormat::Remainder);
+    let masters = [MasterFormat::Remainder, MasterFormat::RemainderByte];
+    for (moments, master) in MOMENTS
+        .into_iter()
+        .flat_map(|one| masters.map(|master| (one, master)))
+    {
+        let formats = (DType::BF16, moments, master);
         let first = trained(formats);
         for (name, state) in first.save() {
             let mut saved = first.save();

@@ -24,7 +24,7 @@ fn all_homes() -> [Homes; 4] {
 /// An optimizer that updates whole tensors, and formats of its states.
 type Case = (OptimizerKind, Formats);
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
     (
         OptimizerKind::Muon,
         (DType::F32, MomentFormat::F32, MasterFormat::None),
@@ -52,6 +52,14 @@ const CASES: [Case; 6] = [
     (
         OptimizerKind::Adafactor,
         (DType::BF16, MomentFormat::F32, MasterFormat::F32),
+    ),
+    (
+        OptimizerKind::Muon,
+        (DType::BF16, MomentFormat::F32, MasterFormat::RemainderByte),
+    ),
+    (
+        OptimizerKind::Adafactor,
+        (DType::BF16, MomentFormat::F32, MasterFormat::RemainderByte),
     ),
 ];
 

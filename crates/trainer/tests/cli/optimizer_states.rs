@@ -38,6 +38,7 @@ fn every_flag_saves_memory_and_trains() {
             "--grad-dtype bf16",
             "--master none",
             "--master bf16-split",
+            "--master bf16+8",
             "--optimizer adamw8bit --master none --grad-dtype bf16",
         ];
         for (number, flags) in flags.into_iter().enumerate() {

@@ -39,6 +39,7 @@ fn whatever_the_optimizer_and_what_changes_meanwhile() {
         format!("{bf16} bf16 --master bf16-split"),
         format!("{bf16} 8bit --grad-dtype bf16 --set optim.f32_states=[]"),
         format!("{bf16} 8bit --master none"),
+        format!("{bf16} 8bit --master bf16+8"),
         "--offload-optimizer pinned --save-blocking".into(),
     ];
     let changes = [
@@ -46,6 +47,7 @@ fn whatever_the_optimizer_and_what_changes_meanwhile() {
         "--recompute full --offload-activations none",
         "--recompute core_attn,mlp --offload-optimizer pinned",
         "--offload-activations block_input --save-blocking",
+        "--offload-optimizer pinned --threads 1",
         "--offload-optimizer pinned --set offload.window=end --threads 3",
         "--recompute full:uniform:2 --offload-optimizer none",
     ];
@@ -159,6 +161,7 @@ fn other_forms_of_the_optimizer_are_converted() {
     for form in [
         "--state-dtype 8bit",
         "--master bf16-split",
+        "--master bf16+8",
         "--state-dtype bf16 --master none",
     ] {
         let command = format!("--resume run --allow-change --steps 5 --out other --quiet {form}");

@@ -21,9 +21,10 @@ const MOMENTS: [MomentFormat; 3] = [
     MomentFormat::Bf16,
     MomentFormat::Quantised,
 ];
-const MASTERS: [MasterFormat; 3] = [
+const MASTERS: [MasterFormat; 4] = [
     MasterFormat::F32,
     MasterFormat::Remainder,
+    MasterFormat::RemainderByte,
     MasterFormat::None,
 ];
 
@@ -103,24 +104,30 @@ fn run(settings: &Settings, steps: usize) -> (Bits, StepOutcome) {
 }
 
 #[test]
-fn a_split_master_is_an_f32_master_in_two_bytes_less() {
+fn a_split_master_is_an_f32_master_in_two_bytes_less_and_one_of_24_bits_takes_three_less() {
     for moments in MOMENTS {
-        let [f32_master, split, none] = MASTERS.map(|master| {
+        let [f32_master, split, byte, none] = MASTERS.map(|master| {
             let settings = settings(DType::BF16, "none", states((moments, master, DType::F32)));
             let (bits, outcome) = run(&settings, 50);
             (bits, outcome.memory.peak.bytes, plan(&settings))
         });
-        assert!(split.1 < f32_master.1 && none.1 < split.1, "peaks differ");
+        let peaks = [none.1, byte.1, split.1, f32_master.1];
+        assert!(peaks.is_sorted_by(|a, b| a < b), "{peaks:?}");
         let elements = session(&settings(DType::BF16, "none", StateFormats::default()))
             .model()
             .layout()
             .elements() as u64;
-        let (with, without) = (f32_master.2.persistent_bytes, split.2.persistent_bytes);
-        assert_eq!(with - without, 2 * elements, "{moments:?}");
-        assert_eq!(without - none.2.persistent_bytes, 2 * elements);
+        for (one, bytes) in [(&split, 2), (&byte, 3), (&none, 4)] {
+            let less = f32_master.2.persistent_bytes - one.2.persistent_bytes;
+            assert_eq!(less, bytes * elements, "{moments:?}");
+        }
         assert_eq!(f32_master.0.steps.len(), 50);
         assert!(f32_master.0 == split.0, "{moments:?}: the bits");
         assert!(f32_master.0 != none.0, "{moments:?}: a master shows");
+        assert!(
+            byte.0 != f32_master.0 && byte.0 != none.0,
+            "{moments:?}: bits"
+        );
     }
 }
 
@@ -142,6 +149,16 @@ fn an_8b_model_takes_18_to_6_bytes_a_parameter() {
         (
             "8.03",
             "--state-dtype 8bit --grad-dtype bf16 --master bf16-split",
+            all,
+        ),
+        (
+            "7.03",
+            "--state-dtype 8bit --grad-dtype bf16 --master bf16+8",
+            all,
+        ),
+        (
+            "5.03",
+            "--state-dtype 8bit --grad-dtype bf16 --master bf16+8 --accum 1 --set optim.release=backward --set optim.clip_norm=inf",
             all,
         ),
         (

@@ -13,7 +13,7 @@ def forms():
     """Moments, master, gradients; f32 weights need no master."""
     states = ("f32", "bf16", "8bit")
     return [("f32", state, None, grad) for state in states for grad in ("f32", "bf16")] + \
-        [("bf16", state, master, grad) for state in states for master in ("f32", "bf16-split", "none") for grad in ("f32", "bf16")]
+        [("bf16", state, master, grad) for state in states for master in ("f32", "bf16-split", "bf16+8", "none") for grad in ("f32", "bf16")]
 
 
 def arguments(form):
@@ -47,7 +47,9 @@ def judge(runs, base):
     for (dtype, state, master, grad), trained in runs.items():
         if master == "f32":
             bits, size = trained.metrics.bits(), trained.plan["bytes_per_parameter"]
-            split, none = runs[dtype, state, "bf16-split", grad], runs[dtype, state, "none", grad]
-            require(none.plan["bytes_per_parameter"] < split.plan["bytes_per_parameter"] < size, f"{state}, {grad}: masters do not differ in size")
+            split, byte, none = (runs[dtype, state, other, grad] for other in ("bf16-split", "bf16+8", "none"))
+            sizes = [trained.plan["bytes_per_parameter"] for trained in (none, byte, split)]
+            require(sizes[0] < sizes[1] < sizes[2] < size, f"{state}, {grad}: masters do not differ in size")
             require(split.metrics.bits() == bits, f"{state} moments, {grad} gradients: bf16-split has other bits than an f32 master")
+            require(byte.metrics.bits() not in (bits, none.metrics.bits()), f"{state} moments, {grad} gradients: bf16+8 has another master's bits")
             require(none.metrics.bits() != bits, f"{state} moments, {grad} gradients: no master has the bits of an f32 master")

@@ -73,12 +73,13 @@ pub(crate) struct BenchStrategy {
 }
 
 /// Words for forms of the optimizer's states, and what they set.
-const OPTIMIZER: [(&str, &str); 7] = [
+const OPTIMIZER: [(&str, &str); 8] = [
     ("f32", "optim.state_dtype=f32"),
     ("bf16", "optim.state_dtype=bf16"),
     ("8bit", "optim.state_dtype=8bit"),
     ("f32-master", "optim.master=f32"),
     ("bf16-split", "optim.master=bf16-split"),
+    ("24bit-master", "optim.master=bf16+8"),
     ("no-master", "optim.master=none"),
     ("bf16-grad", "optim.grad_dtype=bf16"),
 ];

@@ -69,7 +69,7 @@ fn any_number_of_ranks_goes_on() {
             ],
         ),
         (
-            "--config gpt2.toml --dtype bf16 --master f32 --optimizer adafactor",
+            "--config gpt2.toml --dtype bf16 --master bf16+8 --optimizer adafactor",
             [
                 "--zero 1 --offload-optimizer states",
                 "--zero 3 --offload-optimizer pinned --offload-parameters pinned --recompute full",

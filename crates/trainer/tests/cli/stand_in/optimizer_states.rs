@@ -14,6 +14,7 @@ fn every_form_makes_the_processors_steps() {
         "--state-dtype bf16",
         "--state-dtype 8bit",
         "--master bf16-split",
+        "--master bf16+8",
         "--grad-dtype bf16",
         "--state-dtype 8bit --master none --grad-dtype bf16",
     ]

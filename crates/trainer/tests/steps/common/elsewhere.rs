@@ -21,6 +21,7 @@ pub fn forms() -> Vec<Form> {
     let masters = [
         MasterFormat::F32,
         MasterFormat::Remainder,
+        MasterFormat::RemainderByte,
         MasterFormat::None,
     ];
     let f32 = moments.map(|moments| (DType::F32, moments, MasterFormat::None));

@@ -47,12 +47,14 @@ const FACTORS: &[Factor] = &[
         both("f32-8bit", "train.dtype=f32 optim.state_dtype=8bit"),
         both("bf16", "train.dtype=bf16"),
         both("bf16-split", "train.dtype=bf16 optim.master=bf16-split"),
+        both("bf16-24", "train.dtype=bf16 optim.master=bf16+8"),
         both("bf16-alone", "train.dtype=bf16 optim.master=none"),
         both("bf16-bf16", "train.dtype=bf16 optim.state_dtype=bf16"),
         both("bf16-bf16-split", "train.dtype=bf16 optim.state_dtype=bf16 optim.master=bf16-split"),
         both("bf16-bf16-alone", "train.dtype=bf16 optim.state_dtype=bf16 optim.master=none"),
         both("bf16-8bit", "train.dtype=bf16 optim.state_dtype=8bit"),
         both("bf16-8bit-split", "train.dtype=bf16 optim.state_dtype=8bit optim.master=bf16-split"),
+        both("bf16-8bit-24", "train.dtype=bf16 optim.state_dtype=8bit optim.master=bf16+8"),
         both("bf16-8bit-alone", "train.dtype=bf16 optim.state_dtype=8bit optim.master=none"),
     ]),
     Factor("gradient-type", Of::Any, &[both("f32", ""), both("bf16", "optim.grad_dtype=bf16")]),
@@ -137,7 +139,7 @@ const FACTORS: &[Factor] = &[
 /// What the program refuses together: of each factor that a line names, one of the choices there (`=`), or one that is not (`!=`).
 #[rustfmt::skip]
 const REFUSED: &[&str] = &[
-    "form!=f32,bf16,bf16-split,bf16-alone optimizer=adafactor",
+    "form!=f32,bf16,bf16-split,bf16-24,bf16-alone optimizer=adafactor",
     "frozen=3 optimizer=muon model!=Qwen2-MoE,DeepSeek-V3",
     "frozen!=0 adapters!=none",
     "adapters=some optimizer!=adamw",
