@@ -216,7 +216,7 @@ struct Elementwise {
         return variance;
     }
     template <bool WIDE> __device__ void keep(const Pack &variance, size_t first, size_t n) const {
-        store<WIDE>(states, first, n, variance);
+        store_together<WIDE>(states, first, n, variance);
     }
 };
 
