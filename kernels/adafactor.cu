@@ -13,9 +13,9 @@ constexpr double WHOLE = 6755399441055744.0;
 // Threads of a block that is alone, or has a matrix for itself.
 constexpr int BLOCK_THREADS = 1024;
 
-// Threads of a block that sums columns: along x columns, along y rows.
-constexpr int COLUMN_THREADS = 32;
-constexpr int ROW_THREADS = 32;
+// Threads of a block that sums columns: along x columns, a sector or two of gradients, along y rows.
+constexpr int COLUMN_THREADS = 16;
+constexpr int ROW_THREADS = 64;
 
 // The next power of two above a number; 1 for what is 0 or not finite.
 __device__ inline double above(double bound) {
@@ -56,6 +56,28 @@ __device__ inline void add_square(double (&sums)[PARTS], float gradient, float f
     }
 }
 
+// Adds the squares of a tensor's gradients from element `at` to before `end`, `stride` apart, as far as they are in the range of `n`
+// from `first` on. Several are loaded before the first is added.
+template <typename T>
+__device__ void add_squares(double (&sums)[PARTS], const T *gradients, size_t first, size_t n, size_t at, size_t end,
+                            size_t stride, float factor, double inverse) {
+    constexpr int AHEAD = 4;
+    for (; at < end; at += AHEAD * stride) {
+        float next[AHEAD], factors[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const size_t own = at + i * stride;
+            const bool inside = own < end && own >= first && own - first < n;
+            next[i] = inside ? widen(gradients[own - first]) : 0.0f;
+            factors[i] = inside ? factor : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            add_square(sums, next[i], factors[i], inverse);
+        }
+    }
+}
+
 // A warp sums what a range of `n` elements from `first` on has of a row.
 template <typename T>
 __device__ void variance_rows(double *sums, const T *gradients, const float *clip, const double *scale, size_t first,
@@ -64,12 +86,11 @@ __device__ void variance_rows(double *sums, const T *gradients, const float *cli
     if (row >= rows) {
         return;
     }
-    const size_t start = row * width, end = start + width, stop = first + n;
+    const size_t start = row * width, end = start + width < first + n ? start + width : first + n;
     const double inverse = 1.0 / scale[0];
     double own[PARTS] = {};
-    for (size_t at = (start < first ? first : start) + threadIdx.x; at < end && at < stop; at += WARP) {
-        add_square(own, widen(gradients[at - first]), clip[1], inverse);
-    }
+    const size_t at = (start < first ? first : start) + threadIdx.x;
+    add_squares(own, gradients, first, n, at, end, WARP, clip[1], inverse);
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         const double sum = warp_reduce(own[i], Sum());
@@ -88,12 +109,8 @@ __device__ void variance_columns(double *sums, const T *gradients, const float *
     const double inverse = 1.0 / scale[0];
     double own[PARTS] = {};
     if (column < width) {
-        for (size_t row = threadIdx.y; row < rows; row += ROW_THREADS) {
-            const size_t at = (matrix * rows + row) * width + column;
-            if (at >= first && at - first < n) {
-                add_square(own, widen(gradients[at - first]), clip[1], inverse);
-            }
-        }
+        const size_t top = matrix * rows * width + column;
+        add_squares(own, gradients, first, n, top + threadIdx.y * width, top + rows * width, ROW_THREADS * width, clip[1], inverse);
     }
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -184,8 +201,10 @@ struct Factors {
     const float *factors, *columns;
     size_t start, rows, width;
 
+    // The columns of a row's matrix; only a stack of matrices costs a division.
+    __device__ size_t base_of(size_t row) const { return row < rows ? 0 : row / rows * width; }
     template <bool WIDE> __device__ Pack after(const Pack &, float, size_t first, size_t n) const {
-        size_t row = (start + first) / width, column = start + first - row * width, base = row / rows * width;
+        size_t row = (start + first) / width, column = start + first - row * width, base = base_of(row);
         Pack variance;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -194,7 +213,7 @@ struct Factors {
             if (column == width) {
                 column = 0;
                 row++;
-                base = row / rows * width;
+                base = base_of(row);
             }
         }
         return variance;
@@ -216,7 +235,7 @@ struct Elementwise {
         return variance;
     }
     template <bool WIDE> __device__ void keep(const Pack &variance, size_t first, size_t n) const {
-        store<WIDE>(states, first, n, variance);
+        store_together<WIDE>(states, first, n, variance);
     }
 };
 

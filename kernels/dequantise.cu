@@ -32,37 +32,64 @@ template <typename T> __device__ void dequantise_bytes(T *out, const uint8_t *co
     }
 }
 
-// The values of 4-bit codes. A thread takes a pack of bytes: two packs of elements, which are of one block.
+// The packs of bytes that a thread takes.
+constexpr int ROUNDS = 4;
+
+// The values of 4-bit codes. A pack of bytes is two packs of elements, which are of one block. A thread asks for all its packs, and for
+// what their scales are made of, before it uses the first.
 template <typename T>
 __device__ void dequantise_nf4(T *out, const uint8_t *codes, const uint8_t *absmax_codes, const float *absmax,
                                const float *offset, size_t n) {
     SHARED(float, values, 16);
+    SHARED(float, absmax_values, CODES);
+    for (int code = threadIdx.x; code < CODES; code += blockDim.x) {
+        absmax_values[code] = __uint_as_float(SIGNED_VALUES[code]);
+    }
     if (threadIdx.x < 16) {
         values[threadIdx.x] = __uint_as_float(NF4_VALUES[threadIdx.x]);
     }
     __syncthreads();
-    const size_t first_byte = flat_pack(), bytes = (n + 1) / 2;
-    if (first_byte >= bytes) {
-        return;
-    }
-    const Elements<uint8_t> found = load_elements(codes, first_byte, bytes, uint8_t(0));
-    const size_t first = 2 * first_byte, block = first / NF4_BLOCK;
-    const Unfused code_value = {__uint_as_float(SIGNED_VALUES[absmax_codes[block]])};
-    const Unfused scale = code_value * Unfused{absmax[block / BLOCK]} + Unfused{*offset};
+    const size_t bytes = (n + 1) / 2, stride = blockDim.x * PACK;
+    const size_t begin = blockIdx.x * ROUNDS * stride + threadIdx.x * PACK;
+    const bool whole = (size_t(blockIdx.x) + 1) * ROUNDS * stride <= n / 2 && are_wide(PACK, out, codes);
+    knowing(whole, [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        Elements<uint8_t> found[ROUNDS];
+        uint8_t scale_codes[ROUNDS];
+        float scales[ROUNDS];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        Pack pack;
+        for (int round = 0; round < ROUNDS; round++) {
+            const size_t first = begin + round * stride, block = 2 * first / NF4_BLOCK;
+            if (WIDE || first < bytes) {
+                found[round] = load_elements<WIDE>(codes, first, bytes, uint8_t(0));
+                scale_codes[round] = absmax_codes[block];
+                scales[round] = absmax[block / BLOCK];
+            }
+        }
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const int byte = found.at[half * (PACK / 2) + i / 2];
-            const float value = values[i % 2 == 0 ? byte >> 4 : byte & 15];
-            pack.at[i] = (Unfused{value} * scale).value;
+        for (int round = 0; round < ROUNDS; round++) {
+            const size_t first = begin + round * stride;
+            if (!WIDE && first >= bytes) {
+                return;
+            }
+            const float code_value = absmax_values[scale_codes[round]];
+            const Unfused scale = Unfused{code_value} * Unfused{scales[round]} + Unfused{*offset};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                Pack pack;
+#pragma unroll
+                for (int i = 0; i < PACK; i++) {
+                    const int byte = found[round].at[half * (PACK / 2) + i / 2];
+                    const float value = values[i % 2 == 0 ? byte >> 4 : byte & 15];
+                    pack.at[i] = (Unfused{value} * scale).value;
+                }
+                const size_t at = 2 * first + half * PACK;
+                if (WIDE || at < n) {
+                    store<WIDE>(out, at, n, pack);
+                }
+            }
         }
-        const size_t at = first + half * PACK;
-        if (at < n) {
-            store(out, at, n, pack);
-        }
-    }
+    });
 }
 
 #define OF_TYPE(T, name)                                                                                            \

@@ -1,50 +1,37 @@
 // Layer normalisation (Ba, Kiros and Hinton 2016).
 #include "magnitude.cuh"
 #include "norm_backward.cuh"
+#include "row.cuh"
 
-// Rows as in `rms_norm`; what a thread does not hold is read three times. The variance is summed after the mean is known,
-// since of squares and squared sums little would be left where a mean is large. `FINDS` as in `rms_norm`.
+// Rows as in `rms_norm`. The variance is summed after the mean is known, since of squares and squared sums little would be left
+// where a mean is large. `FINDS` as in `rms_norm`.
 template <bool FINDS, typename T>
 __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T *weight, const T *bias, size_t rows,
                            size_t width, float eps, int *parts) {
-    const size_t row = own_row(), own = threadIdx.x * PACK, stride = blockDim.x * PACK;
+    const size_t row = own_row();
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
     int largest = 0;
     knowing(are_wide(width, y, x, weight, bias), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
-        const Held<T> held = hold_if<WIDE>(own < n, x + start, own, n);
-        const Held<T> weights = hold_if<WIDE>(own < n, weight, own, n);
-        const Held<T> biases = hold_if<WIDE>(own < n, bias, own, n);
+        const RowPacks<WIDE, T> own(x + start, n);
         float sum[1] = {}, squares[1] = {};
-        const auto add_values = [&](const Pack &values) {
+        own.each([&](size_t, const Pack &values) {
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 sum[0] += values.at[i];
             }
-        };
-        add_values(widen(held));
-#pragma unroll 2
-        for (size_t first = own + stride; first < n; first += stride) {
-            add_values(load<WIDE>(x + start, first, n));
-        }
+        });
         row_sums(sum, 0);
         const float mean = sum[0] / float(width);
-        const auto add_squares = [&](size_t first, const Pack &values) {
+        own.each([&](size_t first, const Pack &values) {
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 const float centred = WIDE || first + i < n ? values.at[i] - mean : 0.0f;
                 squares[0] += centred * centred;
             }
-        };
-        if (own < n) {
-            add_squares(own, widen(held));
-        }
-#pragma unroll 2
-        for (size_t first = own + stride; first < n; first += stride) {
-            add_squares(first, load<WIDE>(x + start, first, n));
-        }
+        });
         row_sums(squares, 1);
         const float rstd = 1.0f / sqrtf(squares[0] / float(width) + eps);
         if (means != nullptr && threadIdx.x == 0 && exists) {
@@ -56,19 +43,14 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
         if (y == nullptr) {
             return;
         }
-        const auto normalise = [&](size_t first, Pack values, const Pack &factors, const Pack &shifts) {
+        own.each([&](size_t first, Pack values) {
+            const Pack factors = load<WIDE>(weight, first, n), shifts = load<WIDE>(bias, first, n);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = (values.at[i] - mean) * rstd * factors.at[i] + shifts.at[i];
             }
             store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
-        };
-        if (own < n) {
-            normalise(own, widen(held), widen(weights), widen(biases));
-        }
-        for (size_t first = own + stride; first < n; first += stride) {
-            normalise(first, load<WIDE>(x + start, first, n), load<WIDE>(weight, first, n), load<WIDE>(bias, first, n));
-        }
+        });
     });
     store_largest<FINDS>(parts, largest);
 }
@@ -82,12 +64,12 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
     EXPORT(layer_##form##_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
+    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
                                                  const T *bias, size_t rows, size_t width, float eps) {        \
         layer_norm<false>(y, mean, rstd, x, weight, bias, rows, width, eps, nullptr);                          \
     }                                                                                                          \
     EXPORT(layer_norm_##name);                                                                                 \
-    extern "C" __global__ void layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
+    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
                                                          const T *weight, const T *bias, size_t rows,          \
                                                          size_t width, float eps, int *parts) {                \
         layer_norm<true>(y, mean, rstd, x, weight, bias, rows, width, eps, parts);                             \

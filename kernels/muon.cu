@@ -17,7 +17,7 @@ __device__ void momentum_step(O *out, const MomentForm &moment, const G *gradien
             momentum.at[i] = moved.value;
             direction.at[i] = nesterov ? (kept * moved + rest * clipped).value : moved.value;
         }
-        store<WIDE>(out, first, n, direction);
+        store_together<WIDE>(out, first, n, direction);
         moment.template write<WIDE>(momentum, first, n, random);
     });
 }

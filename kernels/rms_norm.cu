@@ -1,33 +1,27 @@
 // Root-mean-square normalisation (Zhang and Sennrich 2019).
 #include "magnitude.cuh"
 #include "norm_backward.cuh"
+#include "row.cuh"
 
-// A block normalises one row, or several narrow ones. The first pack of every thread stays in registers: all there is of
-// rows of up to 4096 elements; the rest of a wider one is read twice, the second time from the first-level cache. With `FINDS` a
-// block writes the largest magnitude of its part of `y`, which is not left out then, into its element of `parts`.
+// A warp normalises a row, or several narrow ones; a row of more than 1024 elements is a block's. With `FINDS` a block writes the
+// largest magnitude of its part of `y`, which is not left out then, into its element of `parts`.
 template <bool FINDS, typename T>
 __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps, int *parts) {
-    const size_t row = own_row(), own = threadIdx.x * PACK, stride = blockDim.x * PACK;
+    const size_t row = own_row();
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
     int largest = 0;
     knowing(are_wide(width, y, x, weight), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
-        const Held<T> held = hold_if<WIDE>(own < n, x + start, own, n);
-        const Held<T> weights = hold_if<WIDE>(own < n, weight, own, n);
+        const RowPacks<WIDE, T> own(x + start, n);
         float squares[1] = {};
-        const auto add_squares = [&](const Pack &values) {
+        own.each([&](size_t, const Pack &values) {
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 squares[0] += values.at[i] * values.at[i];
             }
-        };
-        add_squares(widen(held));
-#pragma unroll 2
-        for (size_t first = own + stride; first < n; first += stride) {
-            add_squares(load<WIDE>(x + start, first, n));
-        }
+        });
         row_sums(squares, 0);
         const float scale = 1.0f / sqrtf(squares[0] / float(width) + eps);
         if (rstd != nullptr && threadIdx.x == 0 && exists) {
@@ -36,19 +30,14 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
         if (y == nullptr) {
             return;
         }
-        const auto normalise = [&](size_t first, Pack values, const Pack &factors) {
+        own.each([&](size_t first, Pack values) {
+            const Pack factors = load<WIDE>(weight, first, n);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = values.at[i] * scale * factors.at[i];
             }
             store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
-        };
-        if (own < n) {
-            normalise(own, widen(held), widen(weights));
-        }
-        for (size_t first = own + stride; first < n; first += stride) {
-            normalise(first, load<WIDE>(x + start, first, n), load<WIDE>(weight, first, n));
-        }
+        });
     });
     store_largest<FINDS>(parts, largest);
 }
@@ -62,12 +51,12 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
     EXPORT(rms_##form##_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
+    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
                                                size_t width, float eps) {                                      \
         rms_norm<false>(y, rstd, x, weight, rows, width, eps, nullptr);                                        \
     }                                                                                                          \
     EXPORT(rms_norm_##name);                                                                                   \
-    extern "C" __global__ void rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
+    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
                                                        size_t rows, size_t width, float eps, int *parts) {     \
         rms_norm<true>(y, rstd, x, weight, rows, width, eps, parts);                                           \
     }                                                                                                          \

@@ -34,7 +34,7 @@ struct F32Weights {
     __device__ F32Weights(void *parameters, void *) : weights(static_cast<float *>(parameters)) {}
     template <bool WIDE> __device__ Pack read(size_t first, size_t n) const { return load<WIDE>(weights, first, n); }
     template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
-        store<WIDE>(weights, first, n, pack);
+        store_together<WIDE>(weights, first, n, pack);
     }
 };
 
@@ -51,7 +51,7 @@ struct MasterWeights {
         for (int i = 0; i < PACK; i++) {
             halves.at[i] = split_weight(pack.at[i]);
         }
-        store<WIDE>(master, first, n, pack);
+        store_together<WIDE>(master, first, n, pack);
         store_elements<WIDE>(weights, first, n, halves);
     }
 };
@@ -114,7 +114,7 @@ struct F32Moment {
     __device__ F32Moment(void *values, float *) : values(static_cast<float *>(values)) {}
     template <bool WIDE> __device__ Pack read(size_t first, size_t n) const { return load<WIDE>(values, first, n); }
     template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
-        store<WIDE>(values, first, n, pack);
+        store_together<WIDE>(values, first, n, pack);
     }
 };
 

@@ -16,7 +16,7 @@ def flash(width, rows):
 
 
 # Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat
-# tensors: `extent.rs`. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
+# tensors: `extent.rs`. Norms have as many threads as flat tensors where a row is a warp's. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
 # Four stages of 128 rows and of 128 columns, each of 32 elements of bf16 and a chunk of padding: `experts.rs`.
@@ -34,8 +34,8 @@ HOT = {
         "flash_row_sums_bf16": Launch(4 * 32),
     },
     "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
-    "rms_norm": {"rms_norm_bf16": ROWS, "rms_norm_largest_bf16": ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
-    "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_largest_bf16": ROWS, "layer_norm_backward_bf16": ROWS},
+    "rms_norm": {"rms_norm_bf16": FLAT, "rms_norm_largest_bf16": FLAT, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
+    "layer_norm": {"layer_norm_bf16": FLAT, "layer_norm_largest_bf16": FLAT, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
     "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT},

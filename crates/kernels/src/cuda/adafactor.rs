@@ -14,8 +14,8 @@ use memory::{DType, Out};
 const BLOCK_THREADS: usize = 1024;
 
 /// Columns and rows of the threads of a block that sums columns: as in `adafactor.cu`.
-const COLUMN_THREADS: usize = 32;
-const ROW_THREADS: usize = 32;
+const COLUMN_THREADS: usize = 16;
+const ROW_THREADS: usize = 64;
 
 /// A number of blocks of [`BLOCK_THREADS`].
 fn blocks(count: usize) -> Extent {

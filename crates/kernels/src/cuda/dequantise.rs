@@ -5,6 +5,9 @@ use super::{Cuda, Driver, arguments, kernel};
 use crate::Result;
 use crate::operation::{DequantiseBytes, DequantiseNf4};
 
+/// Packs of bytes that a thread takes: as in `dequantise.cu`.
+const ROUNDS: usize = 4;
+
 pub(super) fn dequantise_bytes<D: Driver>(cuda: &Cuda<D>, op: DequantiseBytes) -> Result {
     let kernel = kernel!("dequantise", "dequantise_bytes", op.out.dtype());
     let n = op.out.elements();
@@ -16,6 +19,6 @@ pub(super) fn dequantise_nf4<D: Driver>(cuda: &Cuda<D>, op: DequantiseNf4) -> Re
     let kernel = kernel!("dequantise", "dequantise_nf4", op.out.dtype());
     let n = op.out.elements();
     let arguments = arguments! { &op.out, &op.codes, &op.absmax_codes, &op.absmax, &op.offset, n };
-    // A thread takes a pack of bytes, which are two packs of elements.
-    cuda.launch(kernel, Extent::flat(op.codes.elements()), &arguments)
+    let packs = op.codes.elements().div_ceil(ROUNDS);
+    cuda.launch(kernel, Extent::flat(packs), &arguments)
 }

@@ -13,6 +13,9 @@ const FLAT_THREADS: usize = 256;
 /// Most threads of a block that works on a row.
 pub(super) const ROW_THREADS_MAX: usize = 512;
 
+/// Packs of a row that a thread holds: as in `row.cuh`.
+const ROW_PACKS: usize = 4;
+
 /// Threads of a block whose rows are narrow: as in `norm_backward.cuh`.
 const NARROW_THREADS: usize = 256;
 
@@ -61,6 +64,17 @@ impl Extent {
             return Extent::rows(rows, width);
         }
         Extent::lanes(rows, width.div_ceil(PACK).next_power_of_two())
+    }
+
+    /// One row per block, or several if they are a warp's or narrow. A thread holds [`ROW_PACKS`] packs of a row.
+    pub(super) fn held_rows(rows: usize, width: usize) -> Extent {
+        let packs = width.div_ceil(PACK);
+        if packs > WARP * ROW_PACKS {
+            let threads = packs.div_ceil(ROW_PACKS).next_multiple_of(WARP);
+            return Extent::new([rows, 1, 1], [threads.min(NARROW_THREADS), 1, 1]);
+        }
+        let lanes = packs.div_ceil(ROW_PACKS).next_power_of_two();
+        Extent::lanes(rows, lanes)
     }
 
     /// `lanes` lanes of a warp, a power of two, for each of `rows` rows.
@@ -132,10 +146,16 @@ mod tests {
             assert!(columns.block[1].is_power_of_two());
             let flat = Extent::flat(rows * width);
             assert!(flat.grid[0] * flat.block[0] * PACK >= rows * width);
-            let [whole, narrow] = [Extent::rows(rows, width), Extent::narrow_rows(rows, width)];
-            assert!(narrow.grid[0] * narrow.block[1] >= rows);
-            assert!(narrow.block[0].is_power_of_two() || narrow.block[1] == 1);
-            for extent in [columns, flat, whole, narrow, by_columns] {
+            let whole = Extent::rows(rows, width);
+            let [narrow, held] = [
+                Extent::narrow_rows(rows, width),
+                Extent::held_rows(rows, width),
+            ];
+            for extent in [narrow, held] {
+                assert!(extent.grid[0] * extent.block[1] >= rows);
+                assert!(extent.block[0].is_power_of_two() || extent.block[1] == 1);
+            }
+            for extent in [columns, flat, whole, narrow, held, by_columns] {
                 let threads: usize = extent.block.iter().product();
                 assert!(
                     threads.is_multiple_of(WARP) && threads <= 1024,

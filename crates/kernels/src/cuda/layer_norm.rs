@@ -13,7 +13,7 @@ pub(super) fn layer_norm<D: Driver>(cuda: &Cuda<D>, op: LayerNorm) -> Result {
     let arguments = arguments! {
         &op.y, &op.mean, &op.rstd, &op.x, &op.weight, &op.bias, rows, width, op.eps,
     };
-    let extent = Extent::narrow_rows(rows, width);
+    let extent = Extent::held_rows(rows, width);
     launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
 }
 

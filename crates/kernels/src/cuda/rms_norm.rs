@@ -11,7 +11,7 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
     let kernels = kernels!("rms_norm", "rms_norm", op.x.dtype());
     let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
     let arguments = arguments![&op.y, &op.rstd, &op.x, &op.weight, rows, width, op.eps];
-    let extent = Extent::narrow_rows(rows, width);
+    let extent = Extent::held_rows(rows, width);
     launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
 }
 

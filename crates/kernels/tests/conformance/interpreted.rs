@@ -1,5 +1,8 @@
 //! Runs the suite on the PTX of this binary, and checks that every opcode of every kernel was executed.
 
+use crate::adamw::{Form, Moments, Steps};
+use crate::case::Case;
+use crate::device::interpreting;
 use ptx::{Module, PtxTexts, Report};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -114,4 +117,43 @@ fn every_opcode_of_every_kernel_is_executed_or_listed() {
         all.len(),
         executed.len()
     );
+}
+
+/// Whatever a warp of AdamW writes in accesses of 16 bytes a lane, f32 too, is 16 whole sectors.
+#[test]
+fn wide_stores_of_adamw_write_whole_sectors() {
+    let (_, text) = kernels::cuda::ptx()
+        .find(|(name, _)| *name == "adamw")
+        .unwrap();
+    let lines: Vec<String> = text.lines().map(str::to_string).collect();
+    let kernels_seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = Arc::clone(&kernels_seen);
+    let texts = PtxTexts::of_this_binary().reporting_to(move |kernel, report| {
+        let wide = |line: u32| lines[line as usize - 1].contains("st.global.v4");
+        for line in report.lines.iter().filter(|line| wide(line.line)) {
+            assert_eq!(
+                line.counts.sectors,
+                16 * line.counts.global,
+                "{kernel}: {line:?}"
+            );
+            seen.lock().unwrap().insert(kernel.to_string());
+        }
+    });
+    let texts = Arc::new(texts);
+    for dtype in crate::DTYPES {
+        let device = interpreting(&texts, dtype);
+        let forms = Form::all(dtype).into_iter();
+        for form in forms.filter(|form| form.moments != Moments::Quantised) {
+            let steps = Steps {
+                form,
+                // Every lane of a block, in every round.
+                elements: 256 * 8 * 8,
+                steps: 1..2,
+                weight_decay: 0.1,
+                clip: 1.0,
+            };
+            steps.run(&device).unwrap();
+        }
+    }
+    assert_eq!(kernels_seen.lock().unwrap().len(), 4 * 2 * 2);
 }
