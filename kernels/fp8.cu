@@ -55,6 +55,49 @@ template <typename F> __device__ uint8_t code_of(float value) {
     return uint8_t(bits > 0x7f800000u ? 0x7fu : code | sign);
 }
 
+// Four codes by the instruction that architectures from 8.9 on have, of `values` from a lower byte to a higher.
+#if __CUDA_ARCH__ >= 890
+template <typename F> __device__ uint32_t converted(const float *values) {
+    uint16_t pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if constexpr (F::EXPONENT == E4m3::EXPONENT) {
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(values[2 * i + 1]), "f"(values[2 * i]));
+        } else {
+            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(values[2 * i + 1]), "f"(values[2 * i]));
+        }
+    }
+    return uint32_t(pairs[1]) << 16 | pairs[0];
+}
+#endif
+
+// Codes that a thread makes at a time: 16 bytes.
+constexpr int CODES = 2 * PACK;
+
+// Codes of sixteen values times a factor. With `converts` by the instruction, where there is one: the same codes.
+template <typename F> __device__ uint4 codes_of(const Pack (&packs)[2], float factor, [[maybe_unused]] int converts) {
+    float values[CODES];
+    uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < CODES; i++) {
+        values[i] = (Unfused{packs[i / PACK].at[i % PACK]} * Unfused{factor}).value;
+    }
+#if __CUDA_ARCH__ >= 890
+    if (converts) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            words[i] = converted<F>(values + 4 * i);
+        }
+        return {words[0], words[1], words[2], words[3]};
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < CODES; i++) {
+        words[i / 4] |= uint32_t(code_of<F>(values[i])) << (8 * (i % 4));
+    }
+    return {words[0], words[1], words[2], words[3]};
+}
+
 // What values are multiplied by, a power of two, and the scale of their codes; both NaN for what is not finite.
 template <typename F> __device__ void factor_and_scale(float largest, float &factor, float &scale) {
     const int bits = magnitude(largest);
@@ -69,38 +112,53 @@ template <typename F> __device__ void factor_and_scale(float largest, float &fac
     scale = finite ? __uint_as_float(uint32_t(127 - room) << 23) : NAN;
 }
 
-// Codes of the eight elements from `first` on, and how many elements that are not zero became zero.
-template <typename F, typename T>
-__device__ int quantise_pack(uint8_t *codes, const T *x, float factor, size_t first, size_t n) {
-    const Pack values = load(x, first, n);
-    Elements<uint8_t> made;
-    int underflows = 0;
+// Codes of the sixteen elements from `first` on. Calls `look` with each pack of them.
+template <typename F, typename T, typename Look>
+__device__ void quantise_codes(uint8_t *codes, const T *x, float factor, size_t first, size_t n, int converts, Look look) {
+    knowing(first + CODES <= n && are_wide(CODES, codes) && are_wide(CODES, x), [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        const Pack packs[2] = {load<WIDE>(x, first, n), load<WIDE>(x, first + PACK, n)};
+        const uint4 made = codes_of<F>(packs, factor, converts);
+        if constexpr (WIDE) {
+            require_alignment(codes + first, 16);
+            *reinterpret_cast<uint4 *>(codes + first) = made;
+        } else {
+            const uint32_t words[4] = {made.x, made.y, made.z, made.w};
 #pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        made.at[i] = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
-        underflows += (made.at[i] & 0x7f) == 0 && magnitude(values.at[i]) != 0;
-    }
-    store_elements(codes, first, n, made);
-    return underflows;
+            for (int i = 0; i < CODES; i++) {
+                if (first + i < n) {
+                    codes[first + i] = uint8_t(words[i / 4] >> (8 * (i % 4)));
+                }
+            }
+        }
+        look(packs);
+    });
 }
 
 template <typename F, typename T>
-__device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *largest, size_t n) {
+__device__ void quantise(uint8_t *codes, float *scale, const T *x, const float *largest, size_t n, int converts) {
     float factor, inverse;
     factor_and_scale<F>(largest[0], factor, inverse);
-    const size_t first = flat_pack();
+    const size_t first = 2 * flat_pack();
     if (first == 0) {
         scale[0] = inverse;
     }
     if (first < n) {
-        quantise_pack<F>(codes, x, factor, first, n);
+        quantise_codes<F>(codes, x, factor, first, n, converts, [](const Pack (&)[2]) {});
     }
+}
+
+// The bits of the largest magnitude whose code is zero, half the smallest value, which is a tie. Zero if the scale is NaN.
+template <typename F> __device__ uint32_t largest_underflow(float scale) {
+    const float half = __uint_as_float(F::SMALLEST_NORMAL - (uint32_t(24 - F::DROPPED) << 23));
+    const int bits = magnitude((Unfused{half} * Unfused{scale}).value);
+    return bits < 0x7f800000 ? bits : 0;
 }
 
 // As `quantise`; each block makes a part, and adds how many elements underflow to a row of `underflows`.
 template <typename F, typename T>
 __device__ void quantise_counting(uint8_t *codes, float *scale, float *underflows, const T *x, const float *largest, size_t n,
-                                  size_t part, size_t stride) {
+                                  size_t part, size_t stride, int converts) {
     float factor, inverse;
     factor_and_scale<F>(largest[0], factor, inverse);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -108,9 +166,16 @@ __device__ void quantise_counting(uint8_t *codes, float *scale, float *underflow
     }
     const size_t start = blockIdx.x * part;
     const size_t end = n < start + part ? n : start + part;
+    const uint32_t zeroed = largest_underflow<F>(inverse);
     int count = 0;
-    for (size_t first = start + threadIdx.x * PACK; first < end; first += blockDim.x * PACK) {
-        count += quantise_pack<F>(codes, x, factor, first, end);
+    for (size_t first = start + threadIdx.x * CODES; first < end; first += blockDim.x * CODES) {
+        quantise_codes<F>(codes, x, factor, first, end, converts, [&](const Pack (&packs)[2]) {
+#pragma unroll
+            for (int i = 0; i < CODES; i++) {
+                // Less by one, zero is the largest of all.
+                count += uint32_t(magnitude(packs[i / PACK].at[i % PACK])) - 1 < zeroed;
+            }
+        });
     }
     count = block_sum(count);
     if (threadIdx.x == 0 && count > 0) {
@@ -118,95 +183,107 @@ __device__ void quantise_counting(uint8_t *codes, float *scale, float *underflow
     }
 }
 
-// Rows and columns of what a block transposes, and words of four codes in a row of it.
-constexpr int SIDE = 64;
-constexpr int WORDS = SIDE / 4;
+// Rows and columns of what a block of 256 threads transposes. A thread has four rows of sixteen columns.
+constexpr int SIDE = 128;
+constexpr int ACROSS = SIDE / CODES;
 
-// A word more in each row, so that words below one another lie in different banks.
-constexpr int PITCH = WORDS + 1;
+// Words of four codes, one below the other, of sixteen neighbouring columns. Rows of 128 bytes, whose 16-byte pieces change places from
+// sixteen columns to the next, so that neither side meets a bank twice.
+__device__ inline int place_in_tile(int column, int piece) { return column * ACROSS + (piece ^ column / CODES % ACROSS); }
 
-// Rows that a block of 256 threads goes over at a time.
-constexpr int LINES = 256 / WORDS;
+// The transpose of four words of four bytes: word i has byte i of each.
+__device__ inline void transpose_bytes(uint32_t (&words)[4]) {
+    const uint32_t low[2] = {__byte_perm(words[0], words[1], 0x5140), __byte_perm(words[2], words[3], 0x5140)};
+    const uint32_t high[2] = {__byte_perm(words[0], words[1], 0x7362), __byte_perm(words[2], words[3], 0x7362)};
+    words[0] = __byte_perm(low[0], low[1], 0x5410);
+    words[1] = __byte_perm(low[0], low[1], 0x7632);
+    words[2] = __byte_perm(high[0], high[1], 0x5410);
+    words[3] = __byte_perm(high[0], high[1], 0x7632);
+}
 
-// Writes a block's codes, `words` of `[SIDE, SIDE]`, into the transpose `out [columns, width]`. `columns` and `width` are multiples of 16.
-__device__ inline void store_transposed(uint8_t *out, SharedArray<uint32_t> words, size_t columns, size_t width) {
+// Writes a block's codes into the transpose `out [columns, width]`: `codes_at(row, column)` gives those of sixteen columns, in bounds or not.
+// `columns` and `width` are multiples of 16.
+template <typename CodesAt> __device__ void transpose_tile(uint8_t *out, size_t columns, size_t width, CodesAt codes_at) {
+    SHARED(uint32_t, tile, SIDE *SIDE / 4);
     const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
-    const int line = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
-    for (int own = line; own < SIDE; own += LINES) {
-        const size_t row = first_column + own, column = first_row + 4 * word;
-        if (row < columns && column < width) {
-            uint32_t made = 0;
+    const int line = threadIdx.x / ACROSS, piece = threadIdx.x % ACROSS;
+    uint4 found[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t from = words[(4 * word + i) * PITCH + own / 4];
-                made |= (from >> (own % 4 * 8) & 0xffu) << (8 * i);
-            }
-            require_alignment(out + row * width + column, 4);
-            *reinterpret_cast<uint32_t *>(out + row * width + column) = made;
+    for (int i = 0; i < 4; i++) {
+        found[i] = codes_at(first_row + 4 * line + i, first_column + CODES * piece);
+    }
+    uint32_t words[4][4] = {{found[0].x, found[1].x, found[2].x, found[3].x},
+                            {found[0].y, found[1].y, found[2].y, found[3].y},
+                            {found[0].z, found[1].z, found[2].z, found[3].z},
+                            {found[0].w, found[1].w, found[2].w, found[3].w}};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        transpose_bytes(words[i]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            tile[4 * place_in_tile(CODES * piece + 4 * i + j, line / 4) + line % 4] = words[i][j];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int own = line; own < SIDE; own += 256 / ACROSS) {
+        const size_t row = first_column + own, column = first_row + CODES * piece;
+        if (row < columns && column < width) {
+            const int first = 4 * place_in_tile(own, piece);
+            const uint4 made = {tile[first], tile[first + 1], tile[first + 2], tile[first + 3]};
+            require_alignment(out + row * width + column, 16);
+            *reinterpret_cast<uint4 *>(out + row * width + column) = made;
         }
     }
 }
 
 // `out [columns, width]` of `x [rows, columns]`; all sizes but `rows` are multiples of 16, and rows up to `width` are zeros.
-extern "C" __global__ void transpose_codes(uint8_t *out, const uint8_t *x, size_t rows, size_t columns, size_t width) {
-    SHARED(uint32_t, words, SIDE * PITCH);
-    const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
-    const int line = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
-    for (int own = line; own < SIDE; own += LINES) {
-        const size_t row = first_row + own, column = first_column + 4 * word;
-        uint32_t found = 0;
+extern "C" __global__ void __launch_bounds__(256) transpose_codes(uint8_t *out, const uint8_t *x, size_t rows, size_t columns, size_t width) {
+    transpose_tile(out, columns, width, [&](size_t row, size_t column) {
+        uint4 found = {0, 0, 0, 0};
         if (row < rows && column < columns) {
-            require_alignment(x + row * columns + column, 4);
-            found = *reinterpret_cast<const uint32_t *>(x + row * columns + column);
+            require_alignment(x + row * columns + column, 16);
+            found = *reinterpret_cast<const uint4 *>(x + row * columns + column);
         }
-        words[own * PITCH + word] = found;
-    }
-    __syncthreads();
-    store_transposed(out, words, columns, width);
+        return found;
+    });
 }
 EXPORT(transpose_codes);
 
 // As `quantise`, but `codes [columns, width]` are the transpose, as `transpose_codes` makes it.
 template <typename F, typename T>
 __device__ void quantise_transposed(uint8_t *codes, float *scale, const T *x, const float *largest, size_t rows,
-                                    size_t columns, size_t width) {
-    constexpr int PACKS = SIDE / PACK;
-    SHARED(uint32_t, words, SIDE * PITCH);
+                                    size_t columns, size_t width, int converts) {
     float factor, inverse;
     factor_and_scale<F>(largest[0], factor, inverse);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         scale[0] = inverse;
     }
-    const size_t first_row = size_t(blockIdx.x) * SIDE, first_column = size_t(blockIdx.y) * SIDE;
-    const int line = threadIdx.x / PACKS, pack = threadIdx.x % PACKS;
-    for (int own = line; own < SIDE; own += 256 / PACKS) {
-        const size_t row = first_row + own, column = first_column + PACK * pack;
-        uint32_t made[2] = {0, 0};
+    const bool is_wide = are_wide(columns, x);
+    transpose_tile(codes, columns, width, [&](size_t row, size_t column) {
+        uint4 made = {0, 0, 0, 0};
         if (row < rows && column < columns) {
-            const Pack values = load(x, row * columns + column, rows * columns);
-#pragma unroll
-            for (int i = 0; i < PACK; i++) {
-                const uint8_t code = code_of<F>((Unfused{values.at[i]} * Unfused{factor}).value);
-                made[i / 4] |= uint32_t(code) << (8 * (i % 4));
-            }
+            const size_t first = row * columns + column;
+            knowing(is_wide, [&](auto wide) {
+                constexpr bool WIDE = decltype(wide)();
+                const Pack packs[2] = {load<WIDE>(x, first, rows * columns), load<WIDE>(x, first + PACK, rows * columns)};
+                made = codes_of<F>(packs, factor, converts);
+            });
         }
-        words[own * PITCH + 2 * pack] = made[0];
-        words[own * PITCH + 2 * pack + 1] = made[1];
-    }
-    __syncthreads();
-    store_transposed(codes, words, columns, width);
+        return made;
+    });
 }
 
 #define QUANTISING(F, T, name)                                                                                      \
     extern "C" __global__ void quantise_##name(uint8_t *codes, float *scale, const T *x, const float *largest,      \
-                                               size_t n) {                                                          \
-        quantise<F>(codes, scale, x, largest, n);                                                                   \
+                                               size_t n, int converts) {                                            \
+        quantise<F>(codes, scale, x, largest, n, converts);                                                         \
     }                                                                                                               \
     EXPORT(quantise_##name);                                                                                        \
     extern "C" __global__ void quantise_counting_##name(uint8_t *codes, float *scale, float *underflows, const T *x,     \
                                                         const float *largest, size_t n, size_t part,                \
-                                                        size_t stride) {                                            \
-        quantise_counting<F>(codes, scale, underflows, x, largest, n, part, stride);                                     \
+                                                        size_t stride, int converts) {                              \
+        quantise_counting<F>(codes, scale, underflows, x, largest, n, part, stride, converts);                      \
     }                                                                                                               \
     EXPORT(quantise_counting_##name)
 
@@ -219,8 +296,8 @@ __device__ void quantise_transposed(uint8_t *codes, float *scale, const T *x, co
     QUANTISING(E5m2, T, e5m2_##name);                                                                               \
     extern "C" __global__ void quantise_transposed_e4m3_##name(uint8_t *codes, float *scale, const T *x,            \
                                                                const float *largest, size_t rows, size_t columns,   \
-                                                               size_t width) {                                      \
-        quantise_transposed<E4m3>(codes, scale, x, largest, rows, columns, width);                                  \
+                                                               size_t width, int converts) {                        \
+        quantise_transposed<E4m3>(codes, scale, x, largest, rows, columns, width, converts);                        \
     }                                                                                                               \
     EXPORT(quantise_transposed_e4m3_##name)
 

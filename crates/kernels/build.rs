@@ -13,7 +13,7 @@ fn main() {
 #[cfg(feature = "cuda")]
 mod cuda {
     use miniz_oxide::{deflate::compress_to_vec_zlib, inflate::decompress_to_vec_zlib};
-    use nvrtc::{Compiled, Error, Job, MACHINE_CODE, Nvrtc, PTX_OF, Source};
+    use nvrtc::{Compiled, Error, HOPPER, Job, MACHINE_CODE, Nvrtc, PTX_OF, Source};
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
     use std::sync::Mutex;
@@ -25,6 +25,9 @@ mod cuda {
     /// For a build that runs on one kind of GPU alone: the targets of machine code, separated by commas. The one whose PTX is kept
     /// is always among them.
     const TARGETS: &str = "KERNELS_TARGETS";
+
+    /// What is made of sources that are others on Hopper.
+    const PTX_ON_HOPPER: &str = "ptx_on_hopper";
 
     /// What the compilers warned of, by source.
     type Warnings = BTreeMap<String, String>;
@@ -102,6 +105,8 @@ mod cuda {
             &out.join("embedded.rs"),
             list(&nvrtc, &sources, out)?.as_bytes(),
         )?;
+        let on_hopper = list_on_hopper(&sources, out);
+        write(&out.join("on_hopper.rs"), on_hopper.as_bytes())?;
         Ok(warnings)
     }
 
@@ -143,6 +148,9 @@ mod cuda {
             if target == PTX_OF {
                 write("ptx", &compiled.ptx)?;
             }
+            if target == source.target(HOPPER) && source.is_by_architecture() {
+                write(PTX_ON_HOPPER, &compiled.ptx)?;
+            }
             write(target, &compiled.machine_code)
         };
         nvrtc::compile_all(nvrtc, nvrtc::jobs(sources, &targets()), threads, done)?;
@@ -175,6 +183,19 @@ mod cuda {
             );
         }
         Ok(list + "]}\n")
+    }
+
+    /// The PTX for Hopper of sources that are others there, as a Rust expression: for tests, so in no image.
+    fn list_on_hopper(sources: &[Source], out: &Path) -> String {
+        let is_made = targets().contains(&HOPPER);
+        let own = sources
+            .iter()
+            .filter(|source| is_made && source.is_by_architecture());
+        let images = own.map(|source| {
+            let path = image(out, source, PTX_ON_HOPPER);
+            format!("({:?}, Image(include_bytes!({path:?}))), ", source.name)
+        });
+        format!("&[{}]", images.collect::<String>())
     }
 
     /// Names of the kernels in a module. In PTX each is `.visible .entry name(`.

@@ -173,6 +173,15 @@ inline float __uint_as_float(unsigned bits) {
     std::memcpy(&x, &bits, sizeof(x));
     return x;
 }
+// Each four bits of the selector name a byte of both words, from the lowest on.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const unsigned long long bytes = (unsigned long long)high << 32 | low;
+    unsigned chosen = 0;
+    for (int i = 0; i < 4; i++) {
+        chosen |= unsigned(bytes >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+    }
+    return chosen;
+}
 inline long long __double_as_longlong(double x) {
     long long bits;
     std::memcpy(&bits, &x, sizeof bits);

@@ -52,6 +52,7 @@ HOT = {
         "quantise_e4m3_bf16": FLAT,
         "quantise_counting_e4m3_bf16": FLAT,
         "quantise_counting_e5m2_bf16": FLAT,
+        "transpose_codes": FLAT,
         "quantise_transposed_e4m3_bf16": FLAT,
     },
     "grouped_matmul": {

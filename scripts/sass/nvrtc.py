@@ -41,9 +41,9 @@ def compile(source, target):
     return compiled(source, f"sm_{target}", "CUBIN")
 
 
-def compile_ptx(source):
-    """The PTX of a source file that a binary carries, for GPUs from compute capability 8.0 on."""
-    return compiled(source, "compute_80", "PTX").rstrip(b"\0")
+def compile_ptx(source, target=80):
+    """The PTX of a source file for a compute capability: of 8.0 what a binary carries, for GPUs from there on."""
+    return compiled(source, f"compute_{target}", "PTX").rstrip(b"\0")
 
 
 def compiled(source, architecture, result):

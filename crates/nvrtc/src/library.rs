@@ -1,6 +1,6 @@
 //! Finds and loads the compiler, and compiles a program.
 
-use crate::{Error, PTX_OF, Source};
+use crate::{Error, Source};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -137,14 +137,13 @@ impl Nvrtc {
         })
     }
 
-    /// The PTX of a source for [`PTX_OF`](crate::PTX_OF), with the file and line of each instruction: the same instructions as
-    /// without.
+    /// The PTX of a source for a target, with the file and line of each instruction: the same instructions as without.
     ///
     /// # Errors
     /// As [`Nvrtc::compile`].
-    pub fn ptx_with_lines(&self, source: &Source) -> Result<String, Error> {
+    pub fn ptx_with_lines(&self, source: &Source, target: &str) -> Result<String, Error> {
         // A virtual architecture: no machine code is made.
-        let target = PTX_OF.replace("sm_", "compute_");
+        let target = source.target(target).replace("sm_", "compute_");
         let (program, _) = self.program(source, &target, &["--generate-line-info"])?;
         let ptx = String::from_utf8_lossy(&program.get(self.ptx)).into_owned();
         Ok(ptx.trim_end_matches('\0').into())

@@ -9,8 +9,14 @@ pub const MACHINE_CODE: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 /// The target whose PTX is kept, for GPUs of other kinds: the oldest, since later GPUs have all its instructions.
 pub const PTX_OF: &str = "sm_80";
 
+/// The target whose PTX is kept beside it, for tests, of sources that are others there.
+pub const HOPPER: &str = "sm_90";
+
+/// How the names of macros begin by which a source tells architectures apart.
+const ARCHITECTURE: &str = "__CUDA_ARCH_";
+
 /// The macro that a source with instructions of Hopper alone mentions; the compiler defines it for `sm_90a`.
-const HOPPER: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
+const HOPPER_ALONE: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
 
 /// One source file.
 #[derive(Clone, Debug)]
@@ -28,9 +34,14 @@ impl Source {
     /// with instructions of Hopper alone. That runs only on 9.0, but there is no other 9.x.
     pub fn target<'a>(&self, target: &'a str) -> &'a str {
         match target {
-            "sm_90" if self.text.contains(HOPPER) => "sm_90a",
+            HOPPER if self.text.contains(HOPPER_ALONE) => "sm_90a",
             target => target,
         }
+    }
+
+    /// Whether it tells architectures apart: then Hopper runs other code than [`PTX_OF`].
+    pub fn is_by_architecture(&self) -> bool {
+        self.text.contains(ARCHITECTURE)
     }
 }
 
@@ -78,5 +89,10 @@ mod tests {
         );
         let targets = MACHINE_CODE.map(|target| hopper.target(target));
         assert_eq!(targets, ["sm_80", "sm_90a", "sm_100", "sm_120"]);
+        assert_eq!(
+            [portable, hopper].map(|source| source.is_by_architecture()),
+            [false, true]
+        );
+        assert!(source("#if __CUDA_ARCH__ >= 890").is_by_architecture());
     }
 }

@@ -1,28 +1,38 @@
 //! The texts of this binary, and the compiler that knows their lines.
 
 use crate::PtxTexts;
-use nvrtc::{Nvrtc, read_sources};
+use nvrtc::{HOPPER, Nvrtc, PTX_OF, read_sources};
 use std::path::{Path, PathBuf};
 
 impl PtxTexts {
     /// The PTX that this binary carries. Mistakes name lines of the CUDA sources where `CUDA_HOME` has the compiler.
     pub fn of_this_binary() -> PtxTexts {
-        PtxTexts::new(kernels::cuda::ptx()).with_lines(with_lines)
+        PtxTexts::new(kernels::cuda::ptx()).with_lines(|name| with_lines(name, PTX_OF))
+    }
+
+    /// What Hopper runs: other PTX of those sources that tell architectures apart.
+    pub fn on_hopper() -> PtxTexts {
+        let texts = PtxTexts::of_this_binary().with_lines(|name| with_lines(name, HOPPER));
+        let own = kernels::cuda::ptx_on_hopper();
+        own.fold(texts, |texts, (name, text)| texts.replacing(name, text))
     }
 }
 
-/// The PTX of a source of `kernels/`, compiled a second time, with line information.
+/// The PTX of a source of `kernels/` for a target, if it tells architectures apart, compiled a second time, with line information.
 ///
 /// # Errors
 /// If `CUDA_HOME` names no compiler, or that refuses the source.
-pub fn with_lines(name: &str) -> Result<String, String> {
+pub fn with_lines(name: &str, target: &str) -> Result<String, String> {
     let home = std::env::var_os("CUDA_HOME").map(PathBuf::from);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
     let compile = || {
         let nvrtc = Nvrtc::load(home.as_deref())?;
         let sources = read_sources(&folder)?;
         let source = sources.iter().find(|source| source.name == name);
-        let compiled = source.map(|source| nvrtc.ptx_with_lines(source));
+        let compiled = source.map(|source| {
+            let is_own = source.is_by_architecture();
+            nvrtc.ptx_with_lines(source, if is_own { target } else { PTX_OF })
+        });
         compiled.transpose()
     };
     let compiled: Result<_, nvrtc::Error> = compile();

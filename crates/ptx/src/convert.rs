@@ -4,12 +4,25 @@ use crate::executable::{Decoded, Executable, Opcodes, binary, unary};
 use crate::operands::{Constant, PtxOperand, PtxOperands};
 
 pub(crate) const OPCODES: Opcodes = &[
+    // A bf16 is the upper half.
+    ("cvt.f32.bf16", |o| unary(o, |a: u16| u32::from(a) << 16)),
     ("cvt.f64.f32", |o| unary(o, |a: f32| f64::from(a))),
     ("cvt.rn.bf16.f32", |o| unary(o, bf16)),
     // The first operand becomes the upper half.
     ("cvt.rn.bf16x2.f32", |o| {
         binary(o, |a: f32, b: f32| {
             u32::from(bf16(a)) << 16 | u32::from(bf16(b))
+        })
+    }),
+    // The first operand becomes the upper byte.
+    ("cvt.rn.satfinite.e4m3x2.f32", |o| {
+        binary(o, |a: f32, b: f32| {
+            u16::from_be_bytes([a, b].map(|of| byte(of, E4M3)))
+        })
+    }),
+    ("cvt.rn.satfinite.e5m2x2.f32", |o| {
+        binary(o, |a: f32, b: f32| {
+            u16::from_be_bytes([a, b].map(|of| byte(of, E5M2)))
         })
     }),
     ("cvt.rn.f32.f64", |o| {
@@ -68,6 +81,23 @@ pub(crate) fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let is_odd = bits >> 16 & 1;
     ((bits + 0x7fff + is_odd) >> 16) as u16
+}
+
+/// Bits of the fraction of a float of eight bits, the exponent of its smallest normal value, and the code of its largest value.
+type ByteFormat = (i32, i32, u8);
+const E4M3: ByteFormat = (3, -6, 0x7e);
+const E5M2: ByteFormat = (2, -14, 0x7b);
+
+/// The nearest float of eight bits, ties to even; what is larger than all becomes the largest with its sign, and NaN the positive NaN.
+fn byte(value: f32, (fraction, least, largest): ByteFormat) -> u8 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let exponent = ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(least);
+    let steps = f64::from(value.abs()) / 2f64.powi(exponent - fraction);
+    // Codes of larger values follow one another, so a sum that reaches the next exponent is that one's first code.
+    let code = f64::from((exponent - least) << fraction) + steps.round_ties_even();
+    code.min(f64::from(largest)) as u8 | u8::from(value.is_sign_negative()) << 7
 }
 
 /// A move of all bits: of a register, from two halves, or to two; the first one is the lower half.

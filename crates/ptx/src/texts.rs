@@ -37,6 +37,19 @@ impl PtxTexts {
         }
     }
 
+    /// The same with another text of a source.
+    pub fn replacing(mut self, name: &str, text: String) -> PtxTexts {
+        let found = self.sources.iter_mut().find(|source| source.name == name);
+        let source = found.unwrap_or_else(|| panic!("there is no PTX of `{name}.cu`"));
+        *source = SourceText {
+            name: name.into(),
+            text,
+            module: OnceLock::new(),
+            lines: OnceLock::new(),
+        };
+        self
+    }
+
     /// Mistakes say where they are in the CUDA sources, by the text of the source with line information that `with_lines` makes,
     /// or why there is none.
     pub fn with_lines(

@@ -448,6 +448,11 @@ pub(crate) fn rehearsed(
     let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
     let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
+    if settings.fp8.is_some() && !cuda.check_conversion_to_fp8()? {
+        tracing::warn!(
+            "this GPU's conversion to FP8 makes other codes than expected: integers make them, which takes longer"
+        );
+    }
     Ok(cuda)
 }
 

@@ -3,8 +3,9 @@
 use super::extent::{Extent, PACK};
 use super::matmul::{add_left_out, gemm, is_aligned};
 use super::{Argument, Cuda, Driver, Gemm, Kernel, arguments, kernel};
+use crate::fp8::Fp8;
 use crate::operation::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
-use crate::{KernelError, Result};
+use crate::{KernelError, Kernels, Queue, Result};
 use memory::{DType, In, Out};
 
 /// Threads of a block that makes a part of a tensor.
@@ -18,7 +19,7 @@ const PART_ELEMENTS_MIN: usize = PART_THREADS * PACK * 4;
 const PARTS_MAX: usize = 1024;
 
 /// Rows and columns of what a block transposes, and its threads: as in `fp8.cu`.
-const SIDE: usize = 64;
+const SIDE: usize = 128;
 const TRANSPOSING_THREADS: usize = 256;
 
 pub(super) fn abs_max<D: Driver>(cuda: &Cuda<D>, AbsMax { out, x }: AbsMax) -> Result {
@@ -62,6 +63,63 @@ pub(super) fn launch_finding_largest<D: Driver>(
     largest_of_parts(cuda, &out, parts)
 }
 
+impl<D: Driver> Kernels<Cuda<D>> {
+    /// Makes codes of FP8 of all values of bf16, in both formats. Returns whether they are those of [`Fp8::code`]. If not, integers make
+    /// them from now on, not the device's own instruction. They are made in the workspace of products, and this waits for them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn check_conversion_to_fp8(&self) -> Result<bool> {
+        let cuda = &self.backend;
+        cuda.queue.set(Queue::Compute);
+        let kernels = [
+            (Fp8::E4m3, kernel!("fp8", "quantise_e4m3_bf16")),
+            (Fp8::E5m2, kernel!("fp8", "quantise_e5m2_bf16")),
+        ];
+        let mut are_same = true;
+        for (format, kernel) in kernels {
+            let codes = cuda.codes_of_all(format, kernel)?;
+            let expected = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16));
+            are_same &= expected.map(|value| format.code(value)).eq(codes);
+        }
+        cuda.converts_fp8.set(are_same);
+        Ok(are_same)
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    /// The code of every bf16, by a kernel, in the order of their bits.
+    fn codes_of_all(&self, format: Fp8, kernel: Kernel) -> Result<Vec<u8>> {
+        // The factor of the largest value is 1.
+        let largest = (0..0x7f)
+            .map(|code| format.value(code))
+            .filter(|value| value.is_finite());
+        let mut bytes = largest.fold(0.0, f32::max).to_le_bytes().to_vec();
+        bytes.resize(256, 0);
+        bytes.extend((0..=u16::MAX).flat_map(u16::to_le_bytes));
+        let (n, start) = (1 << 16, self.workspace().pointer.cast_mut());
+        let mut codes = vec![0; n];
+        let at = |byte: usize| Argument::Pointer(start.wrapping_add(byte));
+        let arguments = arguments! {
+            at(bytes.len()), at(16), at(256), at(0), n, self.converts_fp8.get(),
+        };
+        // SAFETY: the workspace covers what is written, and no product runs.
+        unsafe { self.driver.copy_to_device(start, &bytes)? };
+        self.launch(kernel, flat_codes(n), &arguments)?;
+        // SAFETY: as above.
+        unsafe {
+            self.driver
+                .copy_to_host(&mut codes, start.wrapping_add(bytes.len()))?
+        };
+        Ok(codes)
+    }
+}
+
+/// Blocks that make codes of so many elements: 16 a thread.
+fn flat_codes(elements: usize) -> Extent {
+    Extent::flat(elements.div_ceil(2))
+}
+
 pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, op: Quantise) -> Result {
     let (n, is_e4m3) = (op.x.elements(), op.codes.dtype() == DType::F8E4M3);
     let Some(underflows) = op.underflows else {
@@ -69,9 +127,11 @@ pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, op: Quantise) -> Result {
             true => kernel!("fp8", "quantise_e4m3", op.x.dtype()),
             false => kernel!("fp8", "quantise_e5m2", op.x.dtype()),
         };
-        let arguments = arguments![&op.codes, &op.scale, &op.x, &op.largest, n];
+        let arguments = arguments! {
+            &op.codes, &op.scale, &op.x, &op.largest, n, cuda.converts_fp8.get(),
+        };
         // The scale is written even of nothing.
-        return cuda.launch(kernel, Extent::flat(n.max(1)), &arguments);
+        return cuda.launch(kernel, flat_codes(n.max(1)), &arguments);
     };
     let kernel = match is_e4m3 {
         true => kernel!("fp8", "quantise_counting_e4m3", op.x.dtype()),
@@ -80,7 +140,7 @@ pub(super) fn quantise<D: Driver>(cuda: &Cuda<D>, op: Quantise) -> Result {
     let parts = underflows.dims()[0];
     let arguments = arguments! {
         &op.codes, &op.scale, &underflows, &op.x, &op.largest, n, Quantise::part(n, parts),
-        underflows.strides()[0],
+        underflows.strides()[0], cuda.converts_fp8.get(),
     };
     cuda.launch(kernel, in_parts(parts), &arguments)
 }
@@ -105,7 +165,9 @@ fn of_transpose(columns: usize, width: usize) -> Extent {
 
 pub(super) fn quantise_transposed<D: Driver>(cuda: &Cuda<D>, op: QuantiseTransposed) -> Result {
     let [rows, columns, width] = [op.x.dims()[0], op.x.dims()[1], op.codes.dims()[1]];
-    let arguments = arguments! { &op.codes, &op.scale, &op.x, &op.largest, rows, columns, width };
+    let arguments = arguments! {
+        &op.codes, &op.scale, &op.x, &op.largest, rows, columns, width, cuda.converts_fp8.get(),
+    };
     let kernel = kernel!("fp8", "quantise_transposed_e4m3", op.x.dtype());
     cuda.launch(kernel, of_transpose(columns, width), &arguments)
 }

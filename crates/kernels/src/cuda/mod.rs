@@ -47,7 +47,7 @@ pub use calls::{
 pub use device::{
     Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Occupancy,
     Rehearsal, TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx,
-    separate_connections,
+    ptx_on_hopper, separate_connections,
 };
 pub use driver::Driver;
 pub use flash::flash_shared_bytes;
@@ -131,6 +131,8 @@ pub struct Cuda<D> {
     queue: Cell<Queue>,
     /// The most elements that a matrix of one product of the library reaches over.
     product_elements_max: usize,
+    /// Whether codes of FP8 are made by the instruction where there is one, or else by integers.
+    converts_fp8: Cell<bool>,
     traffic: Cell<Traffic>,
 }
 
@@ -147,6 +149,7 @@ impl<D: Driver> Cuda<D> {
             workspace,
             queue: Cell::new(Queue::Compute),
             product_elements_max: PRODUCT_ELEMENTS_MAX,
+            converts_fp8: Cell::new(true),
             traffic: Cell::default(),
         }))
     }

@@ -96,17 +96,21 @@ pub fn by_instructions(instructions: Instructions) -> Device {
 /// The PTX that the build script made, interpreted; none in a build without it.
 #[cfg(feature = "cuda")]
 fn interpreted(dtype: DType) -> Option<Device> {
-    Some(interpreting(&crate::interpreted::TEXTS, dtype))
+    let (memory, kernels) = interpreting(&crate::interpreted::TEXTS, dtype);
+    let name = format!("interpreted PTX for {dtype:?}");
+    Some(Device::new(name, memory, Box::new(kernels)))
 }
 
-/// An interpreter of these texts.
+/// A device that interprets some texts.
 #[cfg(feature = "cuda")]
-pub fn interpreting(texts: &std::sync::Arc<ptx::PtxTexts>, dtype: DType) -> Device {
+pub fn interpreting(
+    texts: &std::sync::Arc<ptx::PtxTexts>,
+    dtype: DType,
+) -> (Memory, Kernels<Cuda<ptx::Interpreter>>) {
     let interpreter = ptx::Interpreter::new(texts);
     let memory = Memory::device(std::rc::Rc::new(interpreter.clone()));
-    let kernels = Box::new(Cuda::new(interpreter, &memory, dtype).unwrap());
-    let name = format!("interpreted PTX for {dtype:?}");
-    Device::new(name, memory, kernels)
+    let kernels = Cuda::new(interpreter, &memory, dtype).unwrap();
+    (memory, kernels)
 }
 
 #[cfg(not(feature = "cuda"))]

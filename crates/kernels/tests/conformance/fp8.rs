@@ -351,8 +351,8 @@ impl Case for Product {
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
-    // An element, part of a thread's share, a block's and a rest, more than one block of partial maxima.
-    let sizes = [1, 37, 4096, 40_003, 600_000];
+    // An element, a thread's shares and more than half of one, a block's and a rest, more than one block of partial maxima.
+    let sizes = [1, 45, 4096, 40_003, 600_000];
     let ranges = [1e-60, 1e-30, 1.0, 448.0, 1e30];
     for (index, (elements, range)) in sizes.into_iter().zip(ranges).enumerate() {
         for (format, special) in FORMATS

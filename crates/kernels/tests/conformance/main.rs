@@ -29,6 +29,8 @@ mod gelu;
 mod gpu;
 mod gram;
 mod grouped_products;
+#[cfg(feature = "cuda")]
+mod hopper;
 mod host;
 mod instructions;
 #[cfg(feature = "cuda")]

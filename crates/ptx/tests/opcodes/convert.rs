@@ -2,10 +2,15 @@
 
 use crate::harness::Value::{D, F, H, L, P, U};
 use crate::harness::{Case, case, case_as};
+use kernels::fp8::Fp8;
 
 pub fn table() -> Vec<Case> {
     let f32_of = |bits| F(f32::from_bits(bits));
     vec![
+        case(
+            "cvt.f32.bf16",
+            &[([H(0x3fc0)], F(1.5)), ([H(0x8001)], f32_of(0x8001_0000))],
+        ),
         case("cvt.f64.f32", &[([F(0.1)], D(f64::from(0.1f32)))]),
         case(
             "cvt.rn.bf16.f32",
@@ -22,6 +27,35 @@ pub fn table() -> Vec<Case> {
             ],
         ),
         case("cvt.rn.bf16x2.f32", &[([F(1.0), F(-2.0)], U(0x3f80_c000))]),
+        case(
+            "cvt.rn.satfinite.e4m3x2.f32",
+            &[
+                // The first operand is the upper byte: 1 is 0 0111 000, and -448, the largest, 1 1111 110.
+                ([F(1.0), F(-448.0)], H(0x38fe)),
+                // What is larger is the largest, and NaN of either sign one code.
+                ([F(f32::INFINITY), F(-1e30)], H(0x7efe)),
+                ([F(f32::NAN), F(-f32::NAN)], H(0x7f7f)),
+                // Ties go to the even neighbour.
+                ([F(1.0625), F(1.1875)], H(0x383a)),
+                ([F(1.0626), F(464.0)], H(0x397e)),
+                // The smallest is 2^-9, and half of it a tie with zero, which has a sign.
+                ([F(0.001953125), F(-0.0009765625)], H(0x0180)),
+                ([F(0.0009765626), F(-0.0)], H(0x0180)),
+                // The last code below 2^-6, and a value nearer to 2^-6.
+                ([F(0.013671875), F(0.0155)], H(0x0708)),
+            ],
+        ),
+        case(
+            "cvt.rn.satfinite.e5m2x2.f32",
+            &[
+                ([F(1.0), F(-57_344.0)], H(0x3cfb)),
+                ([F(f32::INFINITY), F(-1e30)], H(0x7bfb)),
+                ([F(f32::NAN), F(-f32::NAN)], H(0x7f7f)),
+                ([F(1.125), F(1.375)], H(0x3c3e)),
+                ([F(1.1251), F(61_440.0)], H(0x3d7b)),
+                ([F(0.000015258789), F(-0.0000076293945)], H(0x0180)),
+            ],
+        ),
         case(
             "cvt.rn.f32.f64",
             &[
@@ -111,4 +145,32 @@ pub fn table() -> Vec<Case> {
             &[([L(0x2222_0000_1111)], U(0x2222))],
         ),
     ]
+}
+
+/// Two roads to the same codes: the instruction by the manual, and the trainer's own integers.
+#[test]
+fn conversions_to_fp8_make_the_trainers_codes() {
+    for (opcode, format) in [
+        ("cvt.rn.satfinite.e4m3x2.f32", Fp8::E4m3),
+        ("cvt.rn.satfinite.e5m2x2.f32", Fp8::E5m2),
+    ] {
+        let all = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16));
+        // Every value, every middle between two, and what lies beside these, of either sign.
+        let values: Vec<f32> = (0..0x7f).map(|code| format.value(code)).collect();
+        let middles = values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        let edges = values.iter().copied().chain(middles);
+        let edges = edges.flat_map(|edge| [edge.next_down(), edge, edge.next_up()]);
+        let edges = edges.flat_map(|edge| [edge, -edge]);
+        let inputs: Vec<f32> = all.chain(edges).collect();
+        for inputs in inputs.chunks(2 * 32) {
+            let pairs = inputs
+                .chunks(2)
+                .map(|pair| [pair[0], *pair.last().unwrap()]);
+            let rows = pairs.map(|pair| {
+                let codes = pair.map(|value| format.code(value));
+                (pair.map(F), H(u16::from_be_bytes(codes)))
+            });
+            case(opcode, &rows.collect::<Vec<_>>()).check();
+        }
+    }
 }

@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex};
 /// So that a line that an error names is that of the instruction that ran.
 #[test]
 fn line_information_changes_no_instruction() {
-    let left = Mutex::new(texts().collect::<Vec<_>>());
+    let on_hopper = kernels::cuda::ptx_on_hopper().map(|text| (text, "sm_90"));
+    let all = texts().map(|text| (text, "sm_80")).chain(on_hopper);
+    let left = Mutex::new(all.collect::<Vec<_>>());
     let next = || left.lock().unwrap().pop();
     let check = || {
-        while let Some((name, text)) = next() {
-            let lines = SourceLines::new(&text, &with_lines(name).unwrap());
+        while let Some(((name, text), target)) = next() {
+            let lines = SourceLines::new(&text, &with_lines(name, target).unwrap());
             let lines = lines.unwrap_or_else(|error| panic!("{name}.cu: {error}"));
             let last = text.lines().position(|line| line.trim() == "ret;").unwrap();
             let place = lines.of(last as u32 + 1).unwrap();

@@ -9,14 +9,20 @@ mod references;
 use ptx::Module;
 use std::collections::BTreeSet;
 
+/// What GPUs of 8.0 run.
 fn texts() -> impl Iterator<Item = (&'static str, String)> {
     kernels::cuda::ptx()
+}
+
+/// And what those of 9.0 do, where that is other PTX.
+fn all_texts() -> impl Iterator<Item = (&'static str, String)> {
+    texts().chain(kernels::cuda::ptx_on_hopper())
 }
 
 #[test]
 fn every_kernel_is_decoded() {
     let mut kernels = 0;
-    for (name, text) in texts() {
+    for (name, text) in all_texts() {
         let module = Module::parse(&text).unwrap_or_else(|error| panic!("{name}.cu: {error}"));
         let entries = text.matches(".visible .entry ").count();
         assert_eq!(module.kernels().len(), entries, "{name}.cu");
@@ -44,7 +50,7 @@ fn opcodes(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn every_opcode_of_the_binary_is_supported() {
-    let texts: Vec<String> = texts().map(|(_, text)| text).collect();
+    let texts: Vec<String> = all_texts().map(|(_, text)| text).collect();
     let used: BTreeSet<&str> = texts.iter().flat_map(|text| opcodes(text)).collect();
     assert!(
         used.len() > 150 && used.contains("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),

@@ -38,7 +38,7 @@ pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use measuring::Occupancy;
 pub use modules::carried;
-pub use modules::ptx;
+pub use modules::{ptx, ptx_on_hopper};
 pub use rehearsal::Rehearsal;
 pub use streams::separate_connections;
 pub use survey::CopyRates;

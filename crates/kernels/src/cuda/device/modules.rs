@@ -76,6 +76,15 @@ pub fn ptx() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
+/// PTX that the build script made for Hopper of the sources that are others there, by name: for tests alone.
+pub fn ptx_on_hopper() -> impl Iterator<Item = (&'static str, String)> {
+    const OTHERS: &[(&str, Image)] = include!(concat!(env!("OUT_DIR"), "/on_hopper.rs"));
+    OTHERS.iter().map(|(name, image)| {
+        let text = String::from_utf8(image.bytes()).expect("PTX is text");
+        (*name, text)
+    })
+}
+
 /// The share of a multiprocessor's memory that shared memory may have, where blocks ask for it at their launch.
 const CARVEOUT_PERCENT: i32 = 100;
 

@@ -42,6 +42,24 @@ fn fast_accumulation_changes_bits() {
     agree(&fast, &exact, 3e-2);
 }
 
+/// A GPU that makes other codes than the processor is told of, where codes are made: this one makes none.
+#[test]
+fn codes_are_looked_at_when_a_run_begins() {
+    let place = Workplace::new();
+    let run = "--config small.toml --device cuda --dtype bf16";
+    for (fp8, settings, is_other) in [
+        ("tensor", &[][..], false),
+        ("tensor", &[IDLE], true),
+        ("off", &[IDLE], false),
+    ] {
+        let flags = format!("{run} --fp8 {fp8} --out {fp8}-{is_other}");
+        let ended = on_gpu(&place, &flags, settings);
+        let is_said = ended.stderr.contains("conversion to FP8 makes other codes");
+        assert_eq!(is_said, is_other, "{ended:?}");
+        ended.succeeds();
+    }
+}
+
 /// What a GPU of this compute capability has instead of products in FP8; nothing if it has them.
 const CAPABILITIES: [(&str, Option<&str>); 3] = [
     (

@@ -1,0 +1,49 @@
+//! Kernels that are others on Hopper, by the PTX that it runs.
+
+use crate::case::{Cases, judge};
+use crate::device::{Device, interpreting};
+use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted};
+use crate::{DTYPES, fp8};
+use kernels::cuda::ptx_on_hopper;
+use ptx::PtxTexts;
+use std::sync::Arc;
+
+/// Cases that launch such kernels. `interpreted` finds opcodes that these do not execute.
+const CASES: [Cases; 1] = [fp8::cases];
+
+/// Judges them on these texts, whose conversion to FP8 is as expected or not.
+fn conform(texts: &Arc<PtxTexts>, converts: bool) {
+    for dtype in DTYPES {
+        let (memory, kernels) = interpreting(texts, dtype);
+        memory.set_poison(true);
+        assert_eq!(kernels.check_conversion_to_fp8().unwrap(), converts);
+        let name = format!("interpreted PTX of Hopper for {dtype:?}");
+        let devices = [Device::new(name, memory, Box::new(kernels))];
+        for case in CASES.into_iter().flat_map(|cases| cases(dtype)) {
+            judge(case.as_ref(), &devices);
+        }
+    }
+}
+
+#[test]
+fn as_it_is() {
+    assert_ne!(ptx_on_hopper().count(), 0);
+    conform(&TEXTS_ON_HOPPER, true);
+}
+
+/// A device whose instruction makes other codes: of the other format.
+#[test]
+fn codes_by_integers_where_the_instruction_makes_others() {
+    let (name, text) = ptx_on_hopper().find(|(name, _)| *name == "fp8").unwrap();
+    let formats = ["e4m3x2", "e5m2x2"].map(|format| format!("cvt.rn.satfinite.{format}.f32"));
+    let [e4m3, e5m2] = &formats;
+    assert!(formats.iter().all(|opcode| text.contains(opcode)));
+    let swapped = text
+        .replace(e4m3, "?")
+        .replace(e5m2, e4m3)
+        .replace('?', e5m2);
+    conform(
+        &noted(PtxTexts::on_hopper().replacing(name, swapped), ON_HOPPER),
+        false,
+    );
+}
