@@ -3,7 +3,7 @@
 use crate::adamw::{Form, Moments, Steps};
 use crate::case::Case;
 use crate::device::{Device, interpreting};
-use ptx::{Module, PtxKernel, PtxTexts, Report};
+use ptx::{Module, PtxKernel, PtxTexts};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
