@@ -56,18 +56,18 @@ __device__ inline void add_square(double (&sums)[PARTS], float gradient, float f
     }
 }
 
-// Adds the squares of a tensor's gradients from element `at` to before `end`, `stride` apart, as far as they are in the range of `n`
-// from `first` on. Several are loaded before the first is added.
+// Adds the squares of a tensor's gradients from element `at` to before `end`, `stride` apart. `gradients` are those from element `first`
+// on. Several are loaded before the first is added.
 template <typename T>
-__device__ void add_squares(double (&sums)[PARTS], const T *gradients, size_t first, size_t n, size_t at, size_t end,
-                            size_t stride, float factor, double inverse) {
+__device__ void add_squares(double (&sums)[PARTS], const T *gradients, size_t first, size_t at, size_t end, size_t stride,
+                            float factor, double inverse) {
     constexpr int AHEAD = 4;
     for (; at < end; at += AHEAD * stride) {
         float next[AHEAD], factors[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const size_t own = at + i * stride;
-            const bool inside = own < end && own >= first && own - first < n;
+            const bool inside = own < end;
             next[i] = inside ? widen(gradients[own - first]) : 0.0f;
             factors[i] = inside ? factor : 0.0f;
         }
@@ -90,7 +90,7 @@ __device__ void variance_rows(double *sums, const T *gradients, const float *cli
     const double inverse = 1.0 / scale[0];
     double own[PARTS] = {};
     const size_t at = (start < first ? first : start) + threadIdx.x;
-    add_squares(own, gradients, first, n, at, end, WARP, clip[1], inverse);
+    add_squares(own, gradients, first, at, end, WARP, clip[1], inverse);
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         const double sum = warp_reduce(own[i], Sum());
@@ -109,8 +109,13 @@ __device__ void variance_columns(double *sums, const T *gradients, const float *
     const double inverse = 1.0 / scale[0];
     double own[PARTS] = {};
     if (column < width) {
-        const size_t top = matrix * rows * width + column;
-        add_squares(own, gradients, first, n, top + threadIdx.y * width, top + rows * width, ROW_THREADS * width, clip[1], inverse);
+        const size_t top = matrix * rows * width + column, bottom = top + rows * width, stride = ROW_THREADS * width;
+        const size_t end = bottom < first + n ? bottom : first + n;
+        size_t at = top + threadIdx.y * width;
+        if (at < first) {
+            at += (first - at + stride - 1) / stride * stride;
+        }
+        add_squares(own, gradients, first, at, end, stride, clip[1], inverse);
     }
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {

@@ -35,8 +35,8 @@ template <typename T> __device__ void dequantise_bytes(T *out, const uint8_t *co
 // The packs of bytes that a thread takes.
 constexpr int ROUNDS = 4;
 
-// The values of 4-bit codes. A pack of bytes is two packs of elements, which are of one block. A thread asks for all its packs, and for
-// what their scales are made of, before it uses the first.
+// The values of 4-bit codes. A pack of bytes is two packs of elements, which are of one block. A thread asks for several of its packs, and
+// for what their scales are made of, before it uses the first.
 template <typename T>
 __device__ void dequantise_nf4(T *out, const uint8_t *codes, const uint8_t *absmax_codes, const float *absmax,
                                const float *offset, size_t n) {

@@ -172,7 +172,7 @@ __device__ void quantise_counting(uint8_t *codes, float *scale, float *underflow
         quantise_codes<F>(codes, x, factor, first, end, converts, [&](const Pack (&packs)[2]) {
 #pragma unroll
             for (int i = 0; i < CODES; i++) {
-                // Less by one, zero is the largest of all.
+                // Minus one, zero wraps to the largest number, and is not counted.
                 count += uint32_t(magnitude(packs[i / PACK].at[i % PACK])) - 1 < zeroed;
             }
         });
@@ -201,7 +201,8 @@ __device__ inline void transpose_bytes(uint32_t (&words)[4]) {
     words[3] = __byte_perm(high[0], high[1], 0x7632);
 }
 
-// Writes a block's codes into the transpose `out [columns, width]`: `codes_at(row, column)` gives those of sixteen columns, in bounds or not.
+// Writes a block's codes into the transpose `out [columns, width]`: `codes_at(row, column)` gives those of sixteen columns, in bounds or not. `out` begins
+// at a multiple of 16 bytes, as all leases and parameters do.
 // `columns` and `width` are multiples of 16.
 template <typename CodesAt> __device__ void transpose_tile(uint8_t *out, size_t columns, size_t width, CodesAt codes_at) {
     SHARED(uint32_t, tile, SIDE *SIDE / 4);

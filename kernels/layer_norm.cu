@@ -64,12 +64,12 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
     EXPORT(layer_##form##_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
                                                  const T *bias, size_t rows, size_t width, float eps) {        \
         layer_norm<false>(y, mean, rstd, x, weight, bias, rows, width, eps, nullptr);                          \
     }                                                                                                          \
     EXPORT(layer_norm_##name);                                                                                 \
-    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
                                                          const T *weight, const T *bias, size_t rows,          \
                                                          size_t width, float eps, int *parts) {                \
         layer_norm<true>(y, mean, rstd, x, weight, bias, rows, width, eps, parts);                             \

@@ -204,25 +204,25 @@ __device__ void store_or_add(T *x, size_t first, size_t n, Pack pack, int accumu
 
 // `store` where the packs of a warp's lanes follow one another; with `WIDE` all lanes are there. Each of the two accesses that a
 // pack of f32 takes would write halves of sectors of 32 bytes. So two lanes trade the even one's second half for the odd one's
-// first, and write a sector together. What is read so comes from the first-level cache the second time.
+// first, and write a sector together. Loads need no trade: a lane's second 16 bytes are in the first-level cache after the first.
 template <bool WIDE, typename T> __device__ void store_together(T *x, size_t first, size_t n, const Pack &pack) {
     if constexpr (!WIDE || sizeof(T) != sizeof(float)) {
         store<WIDE>(x, first, n, pack);
-        return;
-    }
-    const bool odd = threadIdx.x % 2;
-    Elements<T> sectors;
+    } else {
+        const bool odd = threadIdx.x % 2;
+        Elements<T> sectors;
 #pragma unroll
-    for (int i = 0; i < PACK / 2; i++) {
-        const float low = pack.at[i], high = pack.at[PACK / 2 + i];
-        const float traded = __shfl_xor_sync(WHOLE_WARP, odd ? low : high, 1);
-        sectors.at[i] = narrow<T>(odd ? traded : low);
-        sectors.at[PACK / 2 + i] = narrow<T>(odd ? high : traded);
-    }
+        for (int i = 0; i < PACK / 2; i++) {
+            const float low = pack.at[i], high = pack.at[PACK / 2 + i];
+            const float traded = __shfl_xor_sync(WHOLE_WARP, odd ? low : high, 1);
+            sectors.at[i] = narrow<T>(odd ? traded : low);
+            sectors.at[PACK / 2 + i] = narrow<T>(odd ? high : traded);
+        }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        T *to = x + first + half * PACK - (odd ? PACK / 2 : 0);
-        require_alignment(to, alignof(uint4));
-        *reinterpret_cast<uint4 *>(to) = reinterpret_cast<const uint4 *>(sectors.at)[half];
+        for (int half = 0; half < 2; half++) {
+            T *to = x + first + half * PACK - (odd ? PACK / 2 : 0);
+            require_alignment(to, alignof(uint4));
+            *reinterpret_cast<uint4 *>(to) = reinterpret_cast<const uint4 *>(sectors.at)[half];
+        }
     }
 }

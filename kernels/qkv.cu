@@ -3,10 +3,10 @@
 #include "rotary.cuh"
 
 // A block works on one token: a pack a thread, or a pack of pairs where the part is turned. Without a `table` nothing is. A
-// part that is null is left out.
-template <bool JOINS, typename T>
+// part that is null is left out. With `FINDS` a block writes the largest magnitude of what it stores into its element of `parts`.
+template <bool JOINS, bool FINDS, typename T>
 __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int v_width, const float *table,
-                         size_t table_rows, const int *positions, size_t seq, int half) {
+                         size_t table_rows, const int *positions, size_t seq, int half, int *parts) {
     const size_t token = blockIdx.x;
     T *const row = qkv + token * (size_t(q_width) + size_t(k_width) + size_t(v_width));
     const bool turns = table != nullptr;
@@ -14,6 +14,7 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int
     const Angles angles = turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
     const auto packs = [&](int width) { return turns ? width / (2 * half) * packs_of(half) : packs_of(width); };
     const int keys = packs(q_width), values = keys + packs(k_width), end = values + packs_of(v_width);
+    int largest = 0;
     for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
         T *part = q;
         int first = 0, column = 0, width = q_width;
@@ -30,29 +31,42 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int
         T *to = JOINS ? row + column : part;
         const T *from = JOINS ? part : row + column;
         if (turns && !is_value) {
-            turn_pairs(to, from, pack - first, angles);
+            turn_pairs<FINDS>(largest, to, from, pack - first, angles);
         } else {
+            if constexpr (FINDS) {
+                largest = Greatest()(largest, largest_of(load(from, size_t(pack - first) * PACK, width)));
+            }
             move_pack(to, from, pack - first, width);
         }
     }
+    store_largest<FINDS>(parts, largest);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void split_qkv_##name(const T *qkv, T *q, T *k, T *v, int q_width, int k_width,      \
                                                 int v_width, const float *table, size_t table_rows,            \
                                                 const int *positions, size_t seq, int half) {                  \
-        move_row<false>(const_cast<T *>(qkv), q, k, v, q_width, k_width, v_width, table, table_rows,           \
-                        positions, seq, half);                                                                 \
+        move_row<false, false>(const_cast<T *>(qkv), q, k, v, q_width, k_width, v_width, table, table_rows,    \
+                               positions, seq, half, nullptr);                                                 \
     }                                                                                                          \
     EXPORT(split_qkv_##name);                                                                                  \
     extern "C" __global__ void join_qkv_##name(T *qkv, const T *q, const T *k, const T *v, int q_width,        \
                                                int k_width, int v_width, const float *table,                   \
                                                size_t table_rows, const int *positions, size_t seq,            \
                                                int half) {                                                     \
-        move_row<true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width, k_width,      \
-                       v_width, table, table_rows, positions, seq, half);                                      \
+        move_row<true, false>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width,        \
+                              k_width, v_width, table, table_rows, positions, seq, half, nullptr);             \
     }                                                                                                          \
-    EXPORT(join_qkv_##name)
+    EXPORT(join_qkv_##name);                                                                                   \
+    extern "C" __global__ void join_qkv_largest_##name(T *qkv, const T *q, const T *k, const T *v,             \
+                                                       int q_width, int k_width, int v_width,                  \
+                                                       const float *table, size_t table_rows,                  \
+                                                       const int *positions, size_t seq, int half,             \
+                                                       int *parts) {                                           \
+        move_row<true, true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width,         \
+                             k_width, v_width, table, table_rows, positions, seq, half, parts);                \
+    }                                                                                                          \
+    EXPORT(join_qkv_largest_##name)
 
 OF_ONE_TYPE(float, f32);
 OF_ONE_TYPE(bf16, bf16);

@@ -51,12 +51,12 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
     EXPORT(rms_##form##_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
                                                size_t width, float eps) {                                      \
         rms_norm<false>(y, rstd, x, weight, rows, width, eps, nullptr);                                        \
     }                                                                                                          \
     EXPORT(rms_norm_##name);                                                                                   \
-    extern "C" __global__ void __launch_bounds__(NARROW_THREADS) rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
                                                        size_t rows, size_t width, float eps, int *parts) {     \
         rms_norm<true>(y, rstd, x, weight, rows, width, eps, parts);                                           \
     }                                                                                                          \

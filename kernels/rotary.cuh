@@ -1,6 +1,7 @@
 // Rotary position embedding (Su et al. 2021) of packs of pairs: an element of a head's first half, and that of its second.
 #pragma once
 
+#include "magnitude.cuh"
 #include "positions.cuh"
 
 // What the pairs of a token's heads are turned by.
@@ -18,8 +19,9 @@ __device__ inline Angles angles_of(size_t token, const float *table, size_t tabl
     return {cosines, cosines + table_rows * half, half, sign};
 }
 
-// Turns the `pack`-th pack of pairs of a token's heads, on its way from one place to another or to the same.
-template <typename T> __device__ void turn_pairs(T *to, const T *from, int pack, const Angles &angles) {
+// Turns the `pack`-th pack of pairs of a token's heads, on its way from one place to another or to the same. `FINDS` as in `store_finding`.
+template <bool FINDS, typename T>
+__device__ void turn_pairs(int &largest, T *to, const T *from, int pack, const Angles &angles) {
     const int half = angles.half, packs = (half + PACK - 1) / PACK;
     const int low = pack / packs * 2 * half, high = low + half, first = pack % packs * PACK;
     Pack a = load(from + low, first, half), b = load(from + high, first, half);
@@ -30,6 +32,11 @@ template <typename T> __device__ void turn_pairs(T *to, const T *from, int pack,
         b.at[i] = b.at[i] * cosine.at[i] + a.at[i] * angles.sign * sine.at[i];
         a.at[i] = turned;
     }
-    store(to + low, first, half, a);
-    store(to + high, first, half, b);
+    store_finding<FINDS>(largest, to + low, first, half, a);
+    store_finding<FINDS>(largest, to + high, first, half, b);
+}
+
+template <typename T> __device__ void turn_pairs(T *to, const T *from, int pack, const Angles &angles) {
+    int largest = 0;
+    turn_pairs<false>(largest, to, from, pack, angles);
 }

@@ -3,6 +3,9 @@
 
 #include "pack.cuh"
 
+// Most threads of a block that holds a row, or several narrow ones.
+constexpr int HELD_ROW_THREADS = 256;
+
 // A thread's packs of a row of `n` elements. All are on their way before the first is used; those of rows too wide for the
 // registers are read anew each time, from cache if the row and its neighbours fit.
 template <bool WIDE, typename T> struct RowPacks {

@@ -61,9 +61,9 @@ def pass_of(way):
                 sum(map(is_wide_load, way.instructions)), most_in_flight(way.instructions))
 
 
-def passes_of(kernel):
+def passes_of(kernel, is_without_loops=False):
     """Passes over tensors: the loops with products of tensor cores, or else with wide loads, or else all there is."""
-    ways = [kernel.busiest(loop) for loop in kernel.outermost()]
+    ways = [] if is_without_loops else [kernel.busiest(loop) for loop in kernel.outermost()]
     loops = [way for way in ways if way.products] or [way for way in ways if any(map(is_wide_load, way.instructions))]
     return tuple(map(pass_of, loops or [kernel.busiest(kernel.whole())]))
 
@@ -87,7 +87,7 @@ def figures_of(target, instructions, resources, launch):
     warps = warps_of(target, resources.registers, launch.threads, resources.shared_bytes + launch.shared_bytes)
     kernel = Kernel(instructions)
     return Figures(resources.registers, names.count("LDL") + names.count("STL"), warps,
-                   len(kernel.busiest(kernel.whole()).instructions), passes_of(kernel))
+                   len(kernel.busiest(kernel.whole()).instructions), passes_of(kernel, launch.is_without_loops))
 
 
 def per(count, of):

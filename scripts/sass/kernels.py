@@ -8,6 +8,8 @@ class Launch:
     threads: int
     # Beside what the kernel declares.
     shared_bytes: int = 0
+    # Its work is outside of its loops, which only wider rows come to.
+    is_without_loops: bool = dataclasses.field(default=False, compare=False)
 
 
 def flash(width, rows):
@@ -16,8 +18,9 @@ def flash(width, rows):
 
 
 # Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat
-# tensors: `extent.rs`. Norms have as many threads as flat tensors where a row is a warp's. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
+# tensors: `extent.rs`. Rows that a thread's registers hold: `extent.rs` too. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
+HELD_ROWS = Launch(256, is_without_loops=True)
 
 # Four stages of 128 rows and of 128 columns, each of 32 elements of bf16 and a chunk of padding: `experts.rs`.
 GROUPED = Launch(4 * 32, 4 * (128 + 128) * (32 * 2 + 16))
@@ -34,8 +37,8 @@ HOT = {
         "flash_row_sums_bf16": Launch(4 * 32),
     },
     "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
-    "rms_norm": {"rms_norm_bf16": FLAT, "rms_norm_largest_bf16": FLAT, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
-    "layer_norm": {"layer_norm_bf16": FLAT, "layer_norm_largest_bf16": FLAT, "layer_norm_backward_bf16": ROWS},
+    "rms_norm": {"rms_norm_bf16": HELD_ROWS, "rms_norm_largest_bf16": HELD_ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
+    "layer_norm": {"layer_norm_bf16": HELD_ROWS, "layer_norm_largest_bf16": HELD_ROWS, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
     "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT},
@@ -67,7 +70,7 @@ HOT = {
         "weighed_swiglu_backward_bf16": ROWS,
     },
     "rotary": {"rotary_bf16": ROWS},
-    "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS},
+    "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS, "join_qkv_largest_bf16": ROWS},
     "cross_entropy": {"cross_entropy_bf16": ROWS},
     "embedding": {"embedding_bf16": ROWS, "embedding_backward_f32_bf16": FLAT},
     "norm": {"norm_grains_f32": FLAT},

@@ -1,7 +1,7 @@
 //! Optimizers on flat ranges, exact global-norm clipping, learning-rate schedules.
 //!
-//! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]). bf16 weights have an f32 master, or the 16 bits that
-//! they lack of one, or neither ([`MasterFormat`]). The number of calls a step does not depend on the number of
+//! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]). bf16 weights have an f32 master, the 16 bits that
+//! they lack of one, 8 of these, or nothing ([`MasterFormat`]). The number of calls a step does not depend on the number of
 //! tensors. Matrices are one range of every arena, vectors another, and quantised moments cover a third that overlaps
 //! both. Weights, gradients or states that live elsewhere than on the device ([`memory::Homes`]) need one call per
 //! chunk. The norm, the clipping factor, the rates and the key of random numbers stay in device memory.

@@ -450,7 +450,7 @@ pub(crate) fn rehearsed(
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
     if settings.fp8.is_some() && !cuda.check_conversion_to_fp8()? {
         tracing::warn!(
-            "this GPU's conversion to FP8 makes other codes than expected: integers make them, which takes longer"
+            "this GPU converts to FP8 otherwise than expected: integer instructions make the codes instead, which takes longer"
         );
     }
     Ok(cuda)

@@ -236,7 +236,8 @@ impl Trainer {
 
     /// Copies of the optimizer states of a parameter, in their own types: `first_moment` and `second_moment`, or for
     /// 8-bit moments the flat `first_moment.codes` and `first_moment.absmax` (one for 256 consecutive values in
-    /// memory), and `master` or `remainder` if bf16 weights have them.
+    /// memory), and `master` or `remainder` (16 bits, or 8 of a
+    /// master of 24) if bf16 weights have them.
     ///
     /// # Errors
     /// As [`Trainer::parameter`].

@@ -1,6 +1,7 @@
 //! Splits the product for queries, keys and values for attention, and joins their gradients.
 
 use super::dispatch::by_dtype;
+use super::fp8::find_largest;
 use super::rotary::turn_row;
 use super::simd::{CHUNK, Real};
 use crate::operation::{JoinQkv, SplitQkv, Turn};
@@ -50,21 +51,23 @@ fn split_qkv_of<T: Real>(op: SplitQkv) {
     }
 }
 
-pub(super) fn join_qkv(op: JoinQkv) {
-    by_dtype!(op.qkv.dtype(), join_qkv_of(op));
+pub(super) fn join_qkv(mut op: JoinQkv) {
+    by_dtype!(op.qkv.dtype(), join_qkv_of(&mut op));
+    find_largest(op.largest, op.qkv.as_in());
 }
 
-fn join_qkv_of<T: Real>(op: JoinQkv) {
+fn join_qkv_of<T: Real>(op: &mut JoinQkv) {
     let (width, kv_widths) = (op.qkv.dims()[1], [op.k.dims()[1], op.v.dims()[1]]);
     let rows = (CHUNK / width).max(1);
     let given = [op.q, op.k, op.v].map(|part| part.slice::<T>());
-    let tasks = op.qkv.slice_mut::<T>().par_chunks_mut(rows * width);
+    let (turn, qkv) = (op.turn, op.qkv.reborrow());
+    let tasks = qkv.slice_mut::<T>().par_chunks_mut(rows * width);
     tasks.enumerate().for_each(|(task, qkv)| {
         for (row, qkv) in qkv.chunks_exact_mut(width).enumerate() {
             let token = task * rows + row;
             for ((columns, is_turned), x) in parts(width, kv_widths).into_iter().zip(given) {
                 let x = &x[token * columns.len()..(token + 1) * columns.len()];
-                let turn = op.turn.filter(|_| is_turned);
+                let turn = turn.filter(|_| is_turned);
                 copy_turned(&mut qkv[columns], x, turn, token, true);
             }
         }

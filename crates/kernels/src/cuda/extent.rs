@@ -13,8 +13,9 @@ const FLAT_THREADS: usize = 256;
 /// Most threads of a block that works on a row.
 pub(super) const ROW_THREADS_MAX: usize = 512;
 
-/// Packs of a row that a thread holds: as in `row.cuh`.
+/// Packs of a row that a thread holds, and most threads of a block of such rows: as in `row.cuh`.
 const ROW_PACKS: usize = 4;
+const HELD_ROW_THREADS: usize = 256;
 
 /// Threads of a block whose rows are narrow: as in `norm_backward.cuh`.
 const NARROW_THREADS: usize = 256;
@@ -68,13 +69,12 @@ impl Extent {
 
     /// One row per block, or several if they are a warp's or narrow. A thread holds [`ROW_PACKS`] packs of a row.
     pub(super) fn held_rows(rows: usize, width: usize) -> Extent {
-        let packs = width.div_ceil(PACK);
-        if packs > WARP * ROW_PACKS {
-            let threads = packs.div_ceil(ROW_PACKS).next_multiple_of(WARP);
-            return Extent::new([rows, 1, 1], [threads.min(NARROW_THREADS), 1, 1]);
+        let threads = width.div_ceil(PACK * ROW_PACKS);
+        if threads <= WARP {
+            return Extent::lanes(rows, threads.next_power_of_two());
         }
-        let lanes = packs.div_ceil(ROW_PACKS).next_power_of_two();
-        Extent::lanes(rows, lanes)
+        let threads = threads.next_multiple_of(WARP).min(HELD_ROW_THREADS);
+        Extent::new([rows, 1, 1], [threads, 1, 1])
     }
 
     /// `lanes` lanes of a warp, a power of two, for each of `rows` rows.

@@ -88,7 +88,7 @@ impl<D: Driver> Kernels<Cuda<D>> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// The code of every bf16, by a kernel, in the order of their bits.
+    /// The code of every bf16, by a kernel and the device's own instruction, in the order of their bits.
     fn codes_of_all(&self, format: Fp8, kernel: Kernel) -> Result<Vec<u8>> {
         // The factor of the largest value is 1.
         let largest = (0..0x7f)
@@ -101,7 +101,7 @@ impl<D: Driver> Cuda<D> {
         let mut codes = vec![0; n];
         let at = |byte: usize| Argument::Pointer(start.wrapping_add(byte));
         let arguments = arguments! {
-            at(bytes.len()), at(16), at(256), at(0), n, self.converts_fp8.get(),
+            at(bytes.len()), at(16), at(256), at(0), n, true,
         };
         // SAFETY: the workspace covers what is written, and no product runs.
         unsafe { self.driver.copy_to_device(start, &bytes)? };

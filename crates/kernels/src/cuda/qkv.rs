@@ -1,8 +1,9 @@
 //! Splits the product for queries, keys and values for attention, and joins their gradients.
 
 use super::extent::Extent;
+use super::fp8::launch_finding_largest;
 use super::positions::position_arguments;
-use super::{Argument, Cuda, Driver, Kernel, arguments, int, kernel};
+use super::{Argument, Cuda, Driver, arguments, int, kernel, kernels};
 use crate::Result;
 use crate::operation::{JoinQkv, SplitQkv, Turn};
 
@@ -12,24 +13,25 @@ pub(super) fn split_qkv<D: Driver>(cuda: &Cuda<D>, op: SplitQkv) -> Result {
     let [tokens, width] = [op.qkv.dims()[0], op.qkv.dims()[1]];
     let widths = [width - k_width - v_width, k_width, v_width];
     let tensors = arguments![&op.qkv, &op.q, &op.k, &op.v];
-    launch(cuda, kernel, tokens, tensors, widths, op.turn)
+    let (extent, arguments) = launched(tokens, tensors, widths, op.turn);
+    cuda.launch(kernel, extent, &arguments)
 }
 
 pub(super) fn join_qkv<D: Driver>(cuda: &Cuda<D>, op: JoinQkv) -> Result {
-    let kernel = kernel!("qkv", "join_qkv", op.qkv.dtype());
+    let kernels = kernels!("qkv", "join_qkv", op.qkv.dtype());
     let tensors = arguments![&op.qkv, &op.q, &op.k, &op.v];
     let widths = [op.q.dims()[1], op.k.dims()[1], op.v.dims()[1]];
-    launch(cuda, kernel, op.q.dims()[0], tensors, widths, op.turn)
+    let (extent, arguments) = launched(op.q.dims()[0], tensors, widths, op.turn);
+    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
 }
 
-fn launch<D: Driver>(
-    cuda: &Cuda<D>,
-    kernel: Kernel,
+/// Blocks and arguments of both ways.
+fn launched(
     tokens: usize,
     [qkv, q, k, v]: [Argument; 4],
     [q_width, k_width, v_width]: [usize; 3],
     turn: Option<Turn>,
-) -> Result {
+) -> (Extent, [Argument; 12]) {
     let [table, table_rows, positions, seq, half] = match &turn {
         Some(Turn { table, positions }) => {
             let [positions, seq] = position_arguments(*positions);
@@ -43,5 +45,5 @@ fn launch<D: Driver>(
     // One pack of pairs per thread if pairs are turned, otherwise one pack.
     let turned = q_width + k_width;
     let elements = if turn.is_some() { turned / 2 } else { turned };
-    cuda.launch(kernel, Extent::rows(tokens, elements + v_width), &arguments)
+    (Extent::rows(tokens, elements + v_width), arguments)
 }

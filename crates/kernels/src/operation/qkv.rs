@@ -30,13 +30,14 @@ operation! {
     }
 
     /// The inverse, for gradients: joins rows of `q [t, q]` and `k [t, k]`, rotated back, and of `v [t, v]` into rows of
-    /// `qkv [t, q + k + v]`.
+    /// `qkv [t, q + k + v]`. `largest [1]` (f32): if it is given, the largest magnitude of `qkv`, as [`super::AbsMax`] finds it.
     JoinQkv "join_qkv": qkv, q [t, q_width], k [_, k_width], v [_, v_width] {
         qkv: Out<'a> [t, q_width + k_width + v_width],
         q: In<'a> [t, q_width],
         k: In<'a> [t, k_width],
         v: In<'a> [t, v_width],
         turn: Option<Turn<'a>> [t] i32,
+        largest: Option<Out<'a>> [1] f32,
     }
 }
 

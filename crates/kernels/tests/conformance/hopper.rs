@@ -16,7 +16,9 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool) {
     for dtype in DTYPES {
         let (memory, kernels) = interpreting(texts, dtype);
         memory.set_poison(true);
-        assert_eq!(kernels.check_conversion_to_fp8().unwrap(), converts);
+        for _ in ["first", "again"] {
+            assert_eq!(kernels.check_conversion_to_fp8().unwrap(), converts);
+        }
         let name = format!("interpreted PTX of Hopper for {dtype:?}");
         let devices = [Device::new(name, memory, Box::new(kernels))];
         for case in CASES.into_iter().flat_map(|cases| cases(dtype)) {
@@ -27,14 +29,15 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool) {
 
 #[test]
 fn as_it_is() {
-    assert_ne!(ptx_on_hopper().count(), 0);
     conform(&TEXTS_ON_HOPPER, true);
 }
 
 /// A device whose instruction makes other codes: of the other format.
 #[test]
 fn codes_by_integers_where_the_instruction_makes_others() {
-    let (name, text) = ptx_on_hopper().find(|(name, _)| *name == "fp8").unwrap();
+    let (name, text) = ptx_on_hopper()
+        .find(|(name, _)| *name == "fp8")
+        .expect("kernels are built for sm_90 too");
     let formats = ["e4m3x2", "e5m2x2"].map(|format| format!("cvt.rn.satfinite.{format}.f32"));
     let [e4m3, e5m2] = &formats;
     assert!(formats.iter().all(|opcode| text.contains(opcode)));

@@ -76,7 +76,7 @@ const NOT_EXECUTED: [(&str, &str); 14] = [
     ("adafactor_rate", "shl.b32"),
     // Losses that begin at no multiple of 16 bytes, as none that are leased do.
     ("sum_f32", "mov.f32"),
-    // A pack that is aligned, in a matrix that is not: `load` looks again.
+    // A matrix that is not aligned: `load` asks each pack again, and none is.
     ("quantise_transposed_e4m3_f32", "ld.global.v4.u32"),
     ("quantise_transposed_e4m3_f32@sm_90", "ld.global.v4.u32"),
 ];
@@ -168,6 +168,7 @@ fn wide_stores_of_adamw_write_whole_sectors() {
         }
     });
     let texts = Arc::new(texts);
+    let mut forms_run = 0;
     for dtype in crate::DTYPES {
         let (memory, kernels) = interpreting(&texts, dtype);
         let device = Device::new("interpreted PTX", memory, Box::new(kernels));
@@ -182,7 +183,9 @@ fn wide_stores_of_adamw_write_whole_sectors() {
                 clip: 1.0,
             };
             steps.run(&device).unwrap();
+            forms_run += 1;
         }
     }
-    assert_eq!(kernels_seen.lock().unwrap().len(), 4 * 2 * 2);
+    // A kernel a form.
+    assert_eq!(kernels_seen.lock().unwrap().len(), forms_run);
 }

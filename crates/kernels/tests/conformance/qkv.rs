@@ -6,6 +6,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
+use crate::largest::with_largest;
 use crate::oracle::{constant, gradients, values, variable};
 use crate::rotary::{Angles, table};
 use candle_core::Result;
@@ -150,15 +151,19 @@ impl Case for Qkv {
         let given = self.given(device);
         let [q, k, v] = self.gradients().map(|gradient| device.put(&gradient));
         let mut joined = device.room(self.dtype, self.joined().dims);
-        device.run(JoinQkv {
-            qkv: joined.view_mut(),
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
-            turn: self.turn(&given),
+        let joined = with_largest(device, |largest| {
+            device.run(JoinQkv {
+                qkv: joined.view_mut(),
+                q: q.view(),
+                k: k.view(),
+                v: v.view(),
+                turn: self.turn(&given),
+                largest,
+            })?;
+            Ok(device.take(&joined))
         })?;
         let parts = parts.into_iter().flatten();
-        Ok(parts.chain([device.take(&joined)]).collect())
+        Ok(parts.chain([joined]).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {

@@ -1,6 +1,7 @@
 //! Queries, keys and values: projections, biases, norms of the heads, rotary embedding.
 
 use super::{Norm, written};
+use crate::fp8::Fp8Operand;
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ParameterId, Pass, Result};
 use kernels::Init;
@@ -150,12 +151,15 @@ impl Qkv {
             (dq, dk) = (heads.backward(pass, 0, dq)?, heads.backward(pass, 1, dk)?);
         }
         let mut joined = pass.temporary("d_qkv", [dq.dims()[0], self.linear.outputs()])?;
-        pass.kernels().run(JoinQkv {
+        let (kernels, turn) = (pass.kernels(), self.turn(pass));
+        let largest = pass.largest_to_find(self.linear.fp8_layer(), Fp8Operand::Gradient);
+        kernels.run(JoinQkv {
             qkv: joined.view_mut(),
             q: dq.view(),
             k: dk.view(),
             v: dv.view(),
-            turn: self.turn(pass),
+            turn,
+            largest,
         })?;
         Ok(joined)
     }

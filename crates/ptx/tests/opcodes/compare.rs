@@ -19,6 +19,7 @@ fn says(name: &str) -> Says {
         "gt" | "gtu" => [false, false, true],
         "ge" | "geu" => [false, true, true],
         "num" => [true, true, true],
+        "nan" => [false, false, false],
         other => panic!("{other}"),
     };
     Says {
@@ -57,6 +58,7 @@ pub fn table() -> Vec<Case> {
         "setp.lt.s64",
         "setp.lt.u32",
         "setp.lt.u64",
+        "setp.nan.f32",
         "setp.ne.s16",
         "setp.ne.s32",
         "setp.ne.s64",
@@ -91,8 +93,8 @@ fn compare(opcode: &'static str) -> Case {
         ([high, high], P(equal)),
     ];
     if parts[2] == "f32" {
-        // Names that end in u are true where the operands have no order.
-        let unordered = parts[1].ends_with('u');
+        // Names that end in u, and `nan`, are true where the operands have no order.
+        let unordered = parts[1].ends_with('u') || parts[1] == "nan";
         rows.push(([F(f32::NAN), F(1.0)], P(unordered)));
         rows.push(([F(1.0), F(f32::NAN)], P(unordered)));
         rows.push(([F(-0.0), F(0.0)], P(equal)));

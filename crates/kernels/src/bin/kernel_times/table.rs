@@ -169,7 +169,7 @@ pub const TABLE: &[(&str, Build)] = &[
     }),
     ("join_qkv", |m, o| {
         let [q, k, v] = o.qkv(m);
-        some(JoinQkv { qkv: o.out(BF16, [m.tokens(), m.qkv_widths().iter().sum()]), q, k, v, turn: turn(m, o) })
+        some(JoinQkv { qkv: o.out(BF16, [m.tokens(), m.qkv_widths().iter().sum()]), q, k, v, turn: turn(m, o), largest: None })
     }),
     ("swiglu", |m, o| {
         dense(m)?;

@@ -54,7 +54,7 @@ fn codes_are_looked_at_when_a_run_begins() {
     ] {
         let flags = format!("{run} --fp8 {fp8} --out {fp8}-{is_other}");
         let ended = on_gpu(&place, &flags, settings);
-        let is_said = ended.stderr.contains("conversion to FP8 makes other codes");
+        let is_said = ended.stderr.contains("converts to FP8 otherwise");
         assert_eq!(is_said, is_other, "{ended:?}");
         ended.succeeds();
     }
