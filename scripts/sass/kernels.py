@@ -70,7 +70,7 @@ HOT = {
         "weighed_swiglu_backward_bf16": ROWS,
     },
     "rotary": {"rotary_bf16": ROWS},
-    "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS, "join_qkv_largest_bf16": ROWS},
+    "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS, "join_qkv_largest_bf16": Launch(384)},
     "cross_entropy": {"cross_entropy_bf16": ROWS},
     "embedding": {"embedding_bf16": ROWS, "embedding_backward_f32_bf16": FLAT},
     "norm": {"norm_grains_f32": FLAT},
