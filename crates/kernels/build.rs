@@ -26,7 +26,7 @@ mod cuda {
     /// is always among them.
     const TARGETS: &str = "KERNELS_TARGETS";
 
-    /// What is made of sources that are others on Hopper.
+    /// Names the PTX for Hopper: that of the sources which have other code there.
     const PTX_ON_HOPPER: &str = "ptx_on_hopper";
 
     /// What the compilers warned of, by source.

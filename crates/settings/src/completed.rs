@@ -1,4 +1,4 @@
-//! What folders add to a configuration: a model, and adapters on it.
+//! A configuration together with the model, and the adapters, that its folders hold.
 
 use crate::Result;
 use std::ops::Deref;

@@ -260,7 +260,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     if let Some(run) = &given.resumed {
         match Source::open(run).and_then(|run| load::load(&run, &[], false)) {
             Ok(before) => config.keep_choices(&before.config),
-            // Of a damaged checkpoint, in whose place an older one may be taken: then all is resolved again.
+            // This checkpoint is damaged. Resuming may take an older one, and then resolves everything again.
             Err(_) if given.config.is_some() => {}
             Err(error) => return Err(error),
         }

@@ -301,7 +301,7 @@ fn other_model(folder: &Path, before: &str, now: &str) -> Failure {
     }
 }
 
-/// What the folders say that options name: the adapters of `--lora-from`, and the model of `--init-from`, or else the one under them.
+/// Reads the adapters of `--lora-from`, and the model of `--init-from`; without the latter, the model that the adapters were trained on.
 pub(crate) fn read_folders(options: &RunOptions) -> Result<Option<FolderModel>> {
     let (mut adapters, mut model) = (None, options.init_from.clone());
     if let Some(folder) = &options.lora_from {

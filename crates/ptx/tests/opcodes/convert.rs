@@ -32,7 +32,7 @@ pub fn table() -> Vec<Case> {
             &[
                 // The first operand is the upper byte: 1 is 0 0111 000, and -448, the largest, 1 1111 110.
                 ([F(1.0), F(-448.0)], H(0x38fe)),
-                // What is larger is the largest, and NaN of either sign one code.
+                // Larger values saturate. NaN has the same code with either sign.
                 ([F(f32::INFINITY), F(-1e30)], H(0x7efe)),
                 ([F(f32::NAN), F(-f32::NAN)], H(0x7f7f)),
                 // Ties go to the even neighbour.

@@ -139,7 +139,7 @@ fn warn_of_settings_in_vain(strategies: &[&Completed]) {
     }
 }
 
-/// What is known of a strategy before it is run.
+/// Plans a strategy, and says why it cannot run, if it cannot.
 fn plan_strategy(
     shared: &Shared,
     strategy: &BenchStrategy,
