@@ -1,6 +1,5 @@
-// Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh. With `FINDS` a block writes the largest
-// magnitude of what it stores into its element of `parts`.
-#include "magnitude.cuh"
+// Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh.
+#include "output.cuh"
 
 // sqrt(8 / pi), twice the factor in the tanh: 1 + tanh(u) is 2 sigmoid(2 u).
 constexpr float FACTOR = 1.5957691f;
@@ -10,26 +9,24 @@ constexpr float CUBE = 0.044715f;
 // The share of `x` that passes.
 __device__ inline float gate(float x) { return 1.0f / (1.0f + expf(-FACTOR * (x + CUBE * x * x * x))); }
 
-template <bool FINDS, typename T> __device__ void gelu(T *act, const T *x, size_t n, int *parts) {
+template <typename Output, typename T> __device__ void gelu(Output act, const T *x, size_t n) {
     const size_t first = flat_pack();
-    int largest = 0;
     if (first < n) {
         Pack values = load(x, first, n);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
             values.at[i] *= gate(values.at[i]);
         }
-        store_finding<FINDS>(largest, act, first, n, values);
+        act.template store<false>(0, first, n, values);
     }
-    store_largest<FINDS>(parts, largest);
+    act.end();
 }
 
 // `x` becomes its own gradient.
-template <bool FINDS, typename T> __device__ void gelu_backward(T *x, const T *dact, size_t n, int *parts) {
+template <typename Output, typename T> __device__ void gelu_backward(Output x, const T *dact, size_t n) {
     const size_t first = flat_pack();
-    int largest = 0;
     if (first < n) {
-        Pack values = load(x, first, n);
+        Pack values = load(x.to, first, n);
         const Pack gradients = load(dact, first, n);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -37,26 +34,31 @@ template <bool FINDS, typename T> __device__ void gelu_backward(T *x, const T *d
             const float slope = FACTOR * (1.0f + 3.0f * CUBE * value * value);
             values.at[i] = gradients.at[i] * share * (1.0f + value * (1.0f - share) * slope);
         }
-        store_finding<FINDS>(largest, x, first, n, values);
+        x.template store<false>(0, first, n, values);
     }
-    store_largest<FINDS>(parts, largest);
+    x.end();
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void gelu_##name(T *act, const T *x, size_t n) {                                     \
-        gelu<false>(act, x, n, nullptr);                                                                       \
+        gelu(Values<false, T>{act, nullptr}, x, n);                                                                       \
     }                                                                                                          \
     EXPORT(gelu_##name);                                                                                       \
     extern "C" __global__ void gelu_largest_##name(T *act, const T *x, size_t n, int *parts) {                 \
-        gelu<true>(act, x, n, parts);                                                                          \
+        gelu(Values<true, T>{act, parts}, x, n);                                                                          \
     }                                                                                                          \
     EXPORT(gelu_largest_##name);                                                                               \
+    extern "C" __global__ void gelu_codes_##name(uint8_t *act, const T *x, size_t n, const float *largest,     \
+                                                 int converts) {                                               \
+        gelu(Codes<T>(act, largest, converts), x, n);                                                          \
+    }                                                                                                          \
+    EXPORT(gelu_codes_##name);                                                                                 \
     extern "C" __global__ void gelu_backward_##name(T *x, const T *dact, size_t n) {                           \
-        gelu_backward<false>(x, dact, n, nullptr);                                                             \
+        gelu_backward(Values<false, T>{x, nullptr}, dact, n);                                                             \
     }                                                                                                          \
     EXPORT(gelu_backward_##name);                                                                              \
     extern "C" __global__ void gelu_backward_largest_##name(T *x, const T *dact, size_t n, int *parts) {       \
-        gelu_backward<true>(x, dact, n, parts);                                                                \
+        gelu_backward(Values<true, T>{x, parts}, dact, n);                                                                \
     }                                                                                                          \
     EXPORT(gelu_backward_largest_##name)
 

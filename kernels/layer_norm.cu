@@ -1,19 +1,18 @@
 // Layer normalisation (Ba, Kiros and Hinton 2016).
-#include "magnitude.cuh"
 #include "norm_backward.cuh"
+#include "output.cuh"
 #include "row.cuh"
 
 // Rows as in `rms_norm`. The variance is summed after the mean is known, since of squares and squared sums little would be left
-// where a mean is large. `FINDS` as in `rms_norm`.
-template <bool FINDS, typename T>
-__device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T *weight, const T *bias, size_t rows,
-                           size_t width, float eps, int *parts) {
+// where a mean is large. `y` as in `rms_norm`.
+template <typename Output, typename T>
+__device__ void layer_norm(Output y, float *means, float *rstds, const T *x, const T *weight, const T *bias, size_t rows,
+                           size_t width, float eps) {
     const size_t row = own_row();
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
-    int largest = 0;
-    knowing(are_wide(width, y, x, weight, bias), [&](auto wide) {
+    knowing(are_wide(width, y.to, x, weight, bias), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
         const RowPacks<WIDE, T> own(x + start, n);
         float sum[1] = {}, squares[1] = {};
@@ -40,7 +39,7 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
         if (rstds != nullptr && threadIdx.x == 0 && exists) {
             rstds[row] = rstd;
         }
-        if (y == nullptr) {
+        if (y.to == nullptr) {
             return;
         }
         own.each([&](size_t first, Pack values) {
@@ -49,10 +48,10 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = (values.at[i] - mean) * rstd * factors.at[i] + shifts.at[i];
             }
-            store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
+            y.template store<WIDE>(start, first, n, values);
         });
     });
-    store_largest<FINDS>(parts, largest);
+    y.end();
 }
 
 #define BACKWARD(T, form, name, threads, blocks)                                                                          \
@@ -66,15 +65,22 @@ __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
                                                  const T *bias, size_t rows, size_t width, float eps) {        \
-        layer_norm<false>(y, mean, rstd, x, weight, bias, rows, width, eps, nullptr);                          \
+        layer_norm(Values<false, T>{y, nullptr}, mean, rstd, x, weight, bias, rows, width, eps);                          \
     }                                                                                                          \
     EXPORT(layer_norm_##name);                                                                                 \
     extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) layer_norm_largest_##name(T *y, float *mean, float *rstd, const T *x,           \
                                                          const T *weight, const T *bias, size_t rows,          \
                                                          size_t width, float eps, int *parts) {                \
-        layer_norm<true>(y, mean, rstd, x, weight, bias, rows, width, eps, parts);                             \
+        layer_norm(Values<true, T>{y, parts}, mean, rstd, x, weight, bias, rows, width, eps);                             \
     }                                                                                                          \
     EXPORT(layer_norm_largest_##name);                                                                         \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) layer_norm_codes_##name(uint8_t *y, float *mean, float *rstd, const T *x,       \
+                                                       const T *weight, const T *bias, size_t rows,            \
+                                                       size_t width, float eps, const float *largest,          \
+                                                       int converts) {                                         \
+        layer_norm(Codes<T>(y, largest, converts), mean, rstd, x, weight, bias, rows, width, eps);             \
+    }                                                                                                          \
+    EXPORT(layer_norm_codes_##name);                                                                           \
     BACKWARD(T, norm_backward, name, ROW_THREADS_MAX, 1);                                                         \
     BACKWARD(T, norm_backward_wide, name, HELD_THREADS_MAX, 1);                                                   \
     BACKWARD(T, norm_backward_widest, name, ROW_THREADS_MAX, 1)

@@ -1,18 +1,17 @@
 // Root-mean-square normalisation (Zhang and Sennrich 2019).
-#include "magnitude.cuh"
 #include "norm_backward.cuh"
+#include "output.cuh"
 #include "row.cuh"
 
-// A warp normalises a row, or several narrow ones; a row of more than 1024 elements is a block's. With `FINDS` a block writes the
-// largest magnitude of its part of `y`, which is not left out then, into its element of `parts`.
-template <bool FINDS, typename T>
-__device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps, int *parts) {
+// A warp normalises a row, or several narrow ones; a row of more than 1024 elements is a block's. `y` is left out
+// if it is null, and only where nothing is found.
+template <typename Output, typename T>
+__device__ void rms_norm(Output y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps) {
     const size_t row = own_row();
     const bool exists = row < rows;
     // Threads of a warp stay together, whether or not they have a row.
     const size_t start = exists ? row * width : 0, n = exists ? width : 0;
-    int largest = 0;
-    knowing(are_wide(width, y, x, weight), [&](auto wide) {
+    knowing(are_wide(width, y.to, x, weight), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
         const RowPacks<WIDE, T> own(x + start, n);
         float squares[1] = {};
@@ -27,7 +26,7 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
         if (rstd != nullptr && threadIdx.x == 0 && exists) {
             rstd[row] = scale;
         }
-        if (y == nullptr) {
+        if (y.to == nullptr) {
             return;
         }
         own.each([&](size_t first, Pack values) {
@@ -36,10 +35,10 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
             for (int i = 0; i < PACK; i++) {
                 values.at[i] = values.at[i] * scale * factors.at[i];
             }
-            store_finding<FINDS, WIDE>(largest, y + start, first, n, values);
+            y.template store<WIDE>(start, first, n, values);
         });
     });
-    store_largest<FINDS>(parts, largest);
+    y.end();
 }
 
 #define BACKWARD(T, form, name, threads, blocks)                                                                       \
@@ -53,14 +52,20 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
                                                size_t width, float eps) {                                      \
-        rms_norm<false>(y, rstd, x, weight, rows, width, eps, nullptr);                                        \
+        rms_norm(Values<false, T>{y, nullptr}, rstd, x, weight, rows, width, eps);                                        \
     }                                                                                                          \
     EXPORT(rms_norm_##name);                                                                                   \
     extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) rms_norm_largest_##name(T *y, float *rstd, const T *x, const T *weight,         \
                                                        size_t rows, size_t width, float eps, int *parts) {     \
-        rms_norm<true>(y, rstd, x, weight, rows, width, eps, parts);                                           \
+        rms_norm(Values<true, T>{y, parts}, rstd, x, weight, rows, width, eps);                                           \
     }                                                                                                          \
     EXPORT(rms_norm_largest_##name);                                                                           \
+    extern "C" __global__ void __launch_bounds__(HELD_ROW_THREADS) rms_norm_codes_##name(uint8_t *y, float *rstd, const T *x, const T *weight,     \
+                                                     size_t rows, size_t width, float eps, const float *largest, \
+                                                     int converts) {                                           \
+        rms_norm(Codes<T>(y, largest, converts), rstd, x, weight, rows, width, eps);                           \
+    }                                                                                                          \
+    EXPORT(rms_norm_codes_##name);                                                                             \
     BACKWARD(T, norm_backward, name, ROW_THREADS_MAX, sizeof(T) == 2 ? 2 : 1);                                                         \
     BACKWARD(T, norm_backward_wide, name, HELD_THREADS_MAX, sizeof(T) == 2 ? 2 : 1);                                                   \
     BACKWARD(T, norm_backward_widest, name, ROW_THREADS_MAX, 1)

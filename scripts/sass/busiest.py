@@ -13,7 +13,7 @@ from .flow import Loop, NotFollowed, blocks_of, loops_of, order_of
 
 def work(instruction):
     """Products, and bytes of wide accesses of global memory."""
-    if instruction.name in ("HMMA", "HGMMA"):
+    if instruction.name in ("HMMA", "HGMMA", "QGMMA"):
         return 1, 0
     if instruction.name in ("LDGSTS", "LDG", "STG") and instruction.access_bytes() >= 8:
         return 0, instruction.access_bytes()

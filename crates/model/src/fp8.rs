@@ -127,7 +127,8 @@ impl Fp8Site {
     }
 }
 
-/// An output of a stage in the compute type, which is kept as it is or as codes.
+/// An output of a stage, which is kept in the compute type or as codes. `wide`: where the stage writes values that become codes
+/// afterwards; it writes what is kept without.
 pub(crate) struct CodedOutput {
     pub(crate) kept: Buffer,
     pub(crate) wide: Option<Buffer>,

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Site};
 use crate::fp8_underflows::Fp8Underflows;
 use kernels::Kernels;
-use kernels::operation::{AbsMax, Quantise, QuantiseTransposed};
+use kernels::operation::{AbsMax, LargestMagnitude, Quantise, QuantiseTransposed};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
@@ -78,6 +78,20 @@ pub(crate) struct CodedOperand<'a> {
 }
 
 impl<'a> CodedOperand<'a> {
+    /// Whether it was made codes before, so that these can be made again at once.
+    pub(crate) fn was_coded(&self) -> bool {
+        self.known.codes
+    }
+
+    /// What the maker of its values does about their largest magnitude. One that makes codes at once knows it.
+    pub(crate) fn largest(self, makes_codes: bool) -> LargestMagnitude<'a> {
+        if makes_codes {
+            let (_, largest) = self.cells.split_at(1);
+            return LargestMagnitude::Known(largest.into_in());
+        }
+        self.largest_to_find().into()
+    }
+
     /// Where the caller writes the largest magnitude, `[1]`, before it becomes codes; none if it is known.
     pub(crate) fn largest_to_find(self) -> Option<Out<'a>> {
         let is_known = std::mem::replace(&mut self.known.largest, true);

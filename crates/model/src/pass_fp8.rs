@@ -5,8 +5,8 @@ use crate::fp8_cells::CodesTo;
 use crate::pass::{Pass, Work};
 use crate::{Activation, ParameterId, Purpose, Result};
 use kernels::fp8::Fp8;
-use kernels::operation::{Copy, TransposeCodes};
-use memory::{Buffer, Category, In, Out};
+use kernels::operation::{Copy, LargestMagnitude, TransposeCodes};
+use memory::{Buffer, Category, DType, In, Out};
 use units::Weights;
 
 /// Codes of a layer's matrices.
@@ -49,14 +49,25 @@ impl Pass<'_> {
         self.work.saved.quantise(kernels, site, of)
     }
 
-    /// Where a stage writes the largest magnitude of what it makes, `[1]`, if that becomes codes for a layer, and it is not known.
-    pub(crate) fn largest_to_find(
-        &mut self,
-        layer: Option<Fp8Layer>,
-        operand: Fp8Operand,
-    ) -> Option<Out<'_>> {
-        let site = self.site_in_training(layer, operand)?;
+    /// Where a stage writes the largest magnitude of the gradient that it makes, `[1]`, if that becomes codes for a layer, and it is not
+    /// known.
+    pub(crate) fn largest_gradient_to_find(&mut self, layer: Option<Fp8Layer>) -> Option<Out<'_>> {
+        let site = self.site_in_training(layer, Fp8Operand::Gradient)?;
         self.work.saved.largest_to_find(site)
+    }
+
+    /// What a stage does about the largest magnitude of the reader's input, which it writes with this type.
+    pub(crate) fn largest_input(
+        &mut self,
+        read_by: Option<Fp8Reader>,
+        made: DType,
+    ) -> LargestMagnitude<'_> {
+        let layer = read_by.map(|reader| reader.layer);
+        let site = self.site_in_training(layer, Fp8Operand::Input);
+        let saved = &mut self.work.saved;
+        site.map_or(LargestMagnitude::Unused, |site| {
+            saved.largest(site, made.is_fp8())
+        })
     }
 
     /// An operand of a layer in FP8; none outside training, where nothing is.
@@ -65,28 +76,37 @@ impl Pass<'_> {
         Some(self.site(layer, operand))
     }
 
-    /// Some parameters, and the place for the largest magnitude of the reader's input, as [`Pass::largest_to_find`] has it.
+    /// Some parameters, and what [`Pass::largest_input`] gives.
     pub(crate) fn parameters_and_largest(
         &mut self,
         ids: &[ParameterId],
-        read_by: Option<Fp8Reader>,
-    ) -> (Vec<In<'_>>, Option<Out<'_>>) {
+        (read_by, made): (Option<Fp8Reader>, DType),
+    ) -> (Vec<In<'_>>, LargestMagnitude<'_>) {
         let layer = read_by.map(|reader| reader.layer);
         let site = self.site_in_training(layer, Fp8Operand::Input);
         let indices = self.indices(ids);
         let Work { weights, saved, .. } = &mut self.work;
         let parameters = indices.iter().map(|index| weights.view(*index)).collect();
-        let largest = site.and_then(|site| saved.largest_to_find(site));
+        let largest = site.map_or(LargestMagnitude::Unused, |site| {
+            saved.largest(site, made.is_fp8())
+        });
         (parameters, largest)
     }
 
-    /// As [`Pass::output`], for an activation that may be kept as codes.
-    pub(crate) fn coded_output(&mut self, activation: Activation) -> Result<Option<CodedOutput>> {
+    /// As [`Pass::output`], for an activation that may be kept as codes for this reader. A replay knows their scale, and makes them at
+    /// once.
+    pub(crate) fn coded_output(
+        &mut self,
+        activation: Activation,
+        read_by: Option<Fp8Reader>,
+    ) -> Result<Option<CodedOutput>> {
         let Some(kept) = self.output(activation)? else {
             return Ok(None);
         };
-        let is_coded = kept.dtype().is_fp8();
-        let wide = is_coded.then(|| self.temporary("uncoded", kept.dims()));
+        let reader = read_by.filter(|_| kept.dtype().is_fp8());
+        let site = reader.map(|reader| self.site(reader.layer, Fp8Operand::Input));
+        let is_first = site.is_some_and(|site| !self.work.saved.was_coded(site));
+        let wide = is_first.then(|| self.temporary("uncoded", kept.dims()));
         let wide = wide.transpose()?;
         Ok(Some(CodedOutput { kept, wide }))
     }

@@ -27,6 +27,8 @@ pub struct Source {
     pub name: String,
     /// Its text.
     pub text: String,
+    /// The texts of the headers that it includes, each once.
+    pub headers: Vec<String>,
 }
 
 impl Source {
@@ -34,14 +36,19 @@ impl Source {
     /// with instructions of Hopper alone. That runs only on 9.0, but there is no other 9.x.
     pub fn target<'a>(&self, target: &'a str) -> &'a str {
         match target {
-            HOPPER if self.text.contains(HOPPER_ALONE) => "sm_90a",
+            HOPPER if self.names(HOPPER_ALONE) => "sm_90a",
             target => target,
         }
     }
 
+    fn names(&self, macro_name: &str) -> bool {
+        let mut texts = self.headers.iter().chain([&self.text]);
+        texts.any(|text| text.contains(macro_name))
+    }
+
     /// Whether it tells architectures apart: then Hopper runs other code than [`PTX_OF`].
     pub fn is_by_architecture(&self) -> bool {
-        self.text.contains(ARCHITECTURE)
+        self.names(ARCHITECTURE)
     }
 }
 
@@ -61,14 +68,38 @@ pub fn read_sources(folder: &Path) -> Result<Vec<Source>, Error> {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
         sources.push(Source {
             name: name.into_owned(),
-            text: std::fs::read_to_string(&path).map_err(failed(&path))?,
+            headers: read_headers(folder, &text)?,
+            text,
             path,
         });
     }
     sources.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(sources)
+}
+
+/// The texts of all headers of the folder that a source includes, or another of them.
+fn read_headers(folder: &Path, source: &str) -> Result<Vec<String>, Error> {
+    let included = |text: &str| -> Vec<PathBuf> {
+        let lines = text.lines();
+        let names = lines.filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+        names.map(|name| folder.join(name)).collect()
+    };
+    let (mut paths, mut texts) = (included(source), Vec::new());
+    while let Some(path) = paths.get(texts.len()).cloned() {
+        let text = std::fs::read_to_string(&path).map_err(|error| Error::File { path, error })?;
+        let further = included(&text);
+        paths.extend(
+            further
+                .into_iter()
+                .filter(|path| !paths.contains(path))
+                .collect::<Vec<_>>(),
+        );
+        texts.push(text);
+    }
+    Ok(texts)
 }
 
 #[cfg(test)]
@@ -81,6 +112,7 @@ mod tests {
             path: "x.cu".into(),
             name: "x".into(),
             text: text.into(),
+            headers: Vec::new(),
         };
         let (portable, hopper) = (source("int x;"), source("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"));
         assert_eq!(
@@ -94,5 +126,20 @@ mod tests {
             [false, true]
         );
         assert!(source("#if __CUDA_ARCH__ >= 890").is_by_architecture());
+        let header = Source {
+            headers: vec!["int y;".into(), "#if __CUDA_ARCH__ >= 890".into()],
+            ..source("int x;")
+        };
+        assert!(header.is_by_architecture());
+    }
+
+    /// `swiglu.cu` includes `output.cuh`, and that `codes.cuh`, which tells architectures apart.
+    #[test]
+    fn headers_of_headers_are_found() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+        let sources = read_sources(&folder).unwrap();
+        let by_architecture = sources.iter().filter(|source| source.is_by_architecture());
+        let names: Vec<&str> = by_architecture.map(|source| &*source.name).collect();
+        assert_eq!(names, ["fp8", "gelu", "layer_norm", "rms_norm", "swiglu"]);
     }
 }

@@ -176,40 +176,61 @@ mod tests {
         assert!(calls.iter().any(costs_nothing));
     }
 
+    /// How many kernels of a block have such names, in each micro-batch of a step in FP8.
+    fn launches_in_fp8(is_counted: fn(&str) -> bool, more: &[&str]) -> Vec<usize> {
+        let set = ["train.dtype=bf16", "fp8.recipe=tensor", "batch.accum=3"];
+        let set = set.iter().chain(more).map(ToString::to_string);
+        let config = Config::default().with(&set.collect::<Vec<_>>()).unwrap();
+        let blocks = config.model.layers;
+        let calls = calls_of_a_step(&Settings::new(&config).unwrap()).unwrap();
+        let is_counted = |listed: &&Listed| matches!(listed.call, Call::Launch { kernel, .. } if is_counted(kernel.name));
+        let count = |calls: &Vec<Listed>| calls.iter().filter(is_counted).count() / blocks;
+        calls.micro_batches.iter().map(count).collect()
+    }
+
+    const GPT2: [&str; 7] = [
+        "model.norm=layer",
+        "model.activation=gelu_tanh",
+        "model.positions=learned",
+        "model.max_positions=1024",
+        "model.biases=true",
+        "model.tie_embeddings=true",
+        "model.kv_heads=4",
+    ];
+
     /// Products in FP8 search for the largest magnitude of a weight once a step, and of inputs and gradients once a micro-batch. Nothing
     /// searches for those of what norms and the activation function make, of the latter's gradient, or of the joined gradients of queries, keys
     /// and values: their kernels find them.
     #[test]
     fn each_largest_magnitude_in_fp8_is_searched_for_once() {
         let searches = |more: &[&str]| -> Vec<usize> {
-            let set = ["train.dtype=bf16", "fp8.recipe=tensor", "batch.accum=3"];
-            let set = set.iter().chain(more).map(ToString::to_string);
-            let config = Config::default().with(&set.collect::<Vec<_>>()).unwrap();
-            let blocks = config.model.layers;
-            let calls = calls_of_a_step(&Settings::new(&config).unwrap()).unwrap();
-            let is_search = |listed: &&Listed| matches!(listed.call, Call::Launch { kernel, .. } if kernel.name.starts_with("abs_max_of_part_"));
-            let count = |calls: &Vec<Listed>| calls.iter().filter(is_search).count() / blocks;
-            calls.micro_batches.iter().map(count).collect()
+            launches_in_fp8(|name| name.starts_with("abs_max_of_part_"), more)
         };
         // Four weights; the input of attention's output projection; the gradients of the second and the fourth layer.
         let expected = [4 + 1 + 2, 1 + 2];
-        let gpt2 = [
-            "model.norm=layer",
-            "model.activation=gelu_tanh",
-            "model.positions=learned",
-            "model.max_positions=1024",
-            "model.biases=true",
-            "model.tie_embeddings=true",
-            "model.kv_heads=4",
-        ];
         for more in [
             &[][..],
             &["fp8.save=false"],
             &["fp8.weights=step"],
             &["recompute.spec=full"],
-            &gpt2,
+            &GPT2,
         ] {
             assert_eq!(searches(more), expected, "{more:?}");
+        }
+    }
+
+    /// A replay knows the scales of what both norms and the activation function make, so their kernels write its codes. No pass over values
+    /// does.
+    #[test]
+    fn a_replay_makes_codes_of_fp8_at_once() {
+        let codes = |more: &[&str]| launches_in_fp8(|name| name.contains("_codes_"), more);
+        let passes = |more: &[&str]| launches_in_fp8(|name| name.starts_with("quantise_"), more);
+        for model in [&[][..], &GPT2] {
+            let [kept, replayed] =
+                ["none", "layernorm,mlp_act"].map(|of| format!("recompute.spec={of}"));
+            let [kept, replayed] = [&kept, &replayed].map(|spec| [model, &[spec]].concat());
+            assert_eq!([codes(&kept), codes(&replayed)], [[0, 0], [3, 3]]);
+            assert_eq!(passes(&kept), passes(&replayed));
         }
     }
 

@@ -121,6 +121,11 @@ class Counting(unittest.TestCase):
         [found] = figures.passes_of(Kernel(NESTED))
         self.assertEqual(found, Pass(instructions=6, loops=1, hmma=1, ldsm=1, ldgsts=1, lds=0, loads=0, in_flight=0))
 
+    def test_products_of_every_kind_of_tensor_core_count(self):
+        for product in ["HMMA.16816.F32.BF16", "HGMMA.64x128x16.F32.BF16", "QGMMA.64x128x32.F32.E4M3.E4M3"]:
+            [found] = figures.passes_of(Kernel(code(f"{product} R4, R8, R10, R4\n@!P1 BRA 0x0\nEXIT")))
+            self.assertEqual(found.hmma, 1, product)
+
     def test_loops_without_wide_loads_are_no_passes(self):
         [found] = figures.passes_of(Kernel(code("LDG.E R4, [R0.64]\n@!P1 BRA 0x0\nLDG.E.128 R4, [R0.64]\nEXIT")))
         self.assertEqual((found.instructions, found.loads), (4, 1), "so it is the kernel as a whole")

@@ -3,9 +3,11 @@
 use super::dispatch::by_dtype;
 use super::products::{Added, CodeValues, multiply_codes};
 use super::simd::{CHUNK, Real, vectorized};
-use super::{Cpu, Shared};
+use super::{Cpu, Shared, part, shared};
 use crate::fp8::Fp8;
-use crate::operation::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
+use crate::operation::{
+    AbsMax, LargestMagnitude, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
+};
 use half::bf16;
 use memory::{DType, In, Out};
 use rayon::prelude::*;
@@ -18,9 +20,47 @@ pub(super) fn abs_max(op: AbsMax) {
 }
 
 /// Finds the largest magnitude of what an operation has made, if it is wanted.
-pub(super) fn find_largest(largest: Option<Out>, x: In) {
-    if let Some(out) = largest {
+pub(super) fn find_largest<'a>(largest: impl Into<LargestMagnitude<'a>>, x: In) {
+    if let LargestMagnitude::Find(out) = largest.into() {
         abs_max(AbsMax { out, x });
+    }
+}
+
+/// A contiguous output that tasks make in pieces: of values, or of codes where the largest magnitude is known.
+#[derive(Clone, Copy)]
+pub(super) enum ValuesOrCodes<T> {
+    Values(Shared<T>),
+    Codes { codes: Shared<u8>, factor: f32 },
+}
+
+impl<T: Real> ValuesOrCodes<T> {
+    pub(super) fn of(out: Out, largest: &LargestMagnitude) -> ValuesOrCodes<T> {
+        match largest {
+            LargestMagnitude::Unused | LargestMagnitude::Find(_) => {
+                ValuesOrCodes::Values(shared(out))
+            }
+            LargestMagnitude::Known(largest) => ValuesOrCodes::Codes {
+                codes: shared(out.cast(DType::U8)),
+                factor: Fp8::E4m3.factor_and_scale(largest.slice::<f32>()[0])[0],
+            },
+        }
+    }
+
+    /// Makes so many elements from `first` on; `make` writes their values.
+    ///
+    /// # Safety
+    /// They lie in the output, and no other task makes them.
+    pub(super) unsafe fn make(self, first: usize, elements: usize, make: impl FnOnce(&mut [T])) {
+        match self {
+            // SAFETY: the caller's promise.
+            ValuesOrCodes::Values(values) => make(unsafe { part(values, first, elements) }),
+            ValuesOrCodes::Codes { codes, factor } => {
+                let mut values = vec![T::narrow(0.0); elements];
+                make(&mut values);
+                // SAFETY: as above.
+                to_e4m3(unsafe { part(codes, first, elements) }, &values, factor);
+            }
+        }
     }
 }
 

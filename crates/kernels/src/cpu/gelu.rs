@@ -1,7 +1,7 @@
 //! Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh.
 
 use super::dispatch::by_dtype;
-use super::fp8::find_largest;
+use super::fp8::{ValuesOrCodes, find_largest};
 use super::simd::{CHUNK, Real, exp, vectorized};
 use crate::operation::{Gelu, GeluBackward};
 use rayon::prelude::*;
@@ -12,16 +12,18 @@ const FACTOR: f32 = 1.595_769;
 /// The weight of the cube.
 const CUBE: f32 = 0.044_715;
 
-pub(super) fn gelu(mut op: Gelu) {
-    let out = op.act.reborrow();
-    by_dtype!(op.x.dtype(), gelu_of(out.slice_mut(), op.x.slice()));
-    find_largest(op.largest, op.act.as_in());
+pub(super) fn gelu(op: Gelu) {
+    by_dtype!(op.x.dtype(), gelu_of(op));
 }
 
-fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
-    act.par_chunks_mut(CHUNK)
-        .zip(x.par_chunks(CHUNK))
-        .for_each(|(act, x)| forward(act, x));
+fn gelu_of<T: Real>(mut op: Gelu) {
+    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.largest);
+    let pieces = op.x.slice::<T>().par_chunks(CHUNK).enumerate();
+    pieces.for_each(|(piece, x)| {
+        // SAFETY: elements of a piece of x belong to its task alone.
+        unsafe { act.make(piece * CHUNK, x.len(), |act| forward(act, x)) };
+    });
+    find_largest(op.largest, op.act.as_in());
 }
 
 pub(super) fn gelu_backward(mut op: GeluBackward) {

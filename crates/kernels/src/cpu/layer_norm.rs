@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::dispatch::{by_dtype, by_dtypes};
-use super::fp8::find_largest;
+use super::fp8::{ValuesOrCodes, find_largest};
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
 use super::{elementwise, overwrites, part, shared};
 use crate::operation::{BiasBackward, LayerNorm, LayerNormBackward};
@@ -18,7 +18,8 @@ pub(super) fn layer_norm(op: LayerNorm) {
 }
 
 fn layer_norm_of<T: Real>(mut op: LayerNorm) {
-    let out = op.y.as_mut().map(|y| shared::<T>(y.reborrow()));
+    let out = op.y.as_mut();
+    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.largest));
     let [mean, rstd] = [op.mean, op.rstd].map(|statistic| statistic.map(shared::<f32>));
     let (weight, bias) = (op.weight.slice(), op.bias.slice());
     let width = weight.len();
@@ -27,12 +28,14 @@ fn layer_norm_of<T: Real>(mut op: LayerNorm) {
     pieces.for_each(|(piece, x)| {
         let (first, rows) = (piece * rows, x.len() / width);
         // SAFETY: rows of a piece of x belong to its task alone.
-        let (y, [mean, rstd]) = unsafe {
-            let y = out.map(|y| part(y, first * width, x.len()));
-            let statistics = [mean, rstd].map(|out| out.map(|out| part(out, first, rows)));
-            (y, statistics)
-        };
-        normalise(y, mean, rstd, x, weight, bias, op.eps);
+        unsafe {
+            let [mean, rstd] = [mean, rstd].map(|out| out.map(|out| part(out, first, rows)));
+            let make = |y: Option<&mut [T]>| normalise(y, mean, rstd, x, weight, bias, op.eps);
+            match out {
+                Some(out) => out.make(first * width, x.len(), |y| make(Some(y))),
+                None => make(None),
+            }
+        }
     });
     if let Some(y) = op.y {
         find_largest(op.largest, y.as_in());

@@ -1,7 +1,7 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::dispatch::{by_dtype, by_dtypes};
-use super::fp8::find_largest;
+use super::fp8::{ValuesOrCodes, find_largest};
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
 use super::{overwrites, part, shared};
 use crate::operation::{RmsNorm, RmsNormBackward};
@@ -18,7 +18,8 @@ pub(super) fn rms_norm(op: RmsNorm) {
 }
 
 fn rms_norm_of<T: Real>(mut op: RmsNorm) {
-    let out = op.y.as_mut().map(|y| shared::<T>(y.reborrow()));
+    let out = op.y.as_mut();
+    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.largest));
     let rstd = op.rstd.map(shared::<f32>);
     let (weight, width) = (op.weight.slice(), op.weight.elements());
     let rows = (CHUNK / width).max(1);
@@ -26,11 +27,14 @@ fn rms_norm_of<T: Real>(mut op: RmsNorm) {
     pieces.for_each(|(piece, x)| {
         let (first, rows) = (piece * rows, x.len() / width);
         // SAFETY: rows of a piece of x belong to its task alone.
-        let (y, rstd) = unsafe {
-            let y = out.map(|y| part(y, first * width, x.len()));
-            (y, rstd.map(|rstd| part(rstd, first, rows)))
-        };
-        normalise(y, rstd, x, weight, op.eps);
+        unsafe {
+            let rstd = rstd.map(|rstd| part(rstd, first, rows));
+            let make = |y: Option<&mut [T]>| normalise(y, rstd, x, weight, op.eps);
+            match out {
+                Some(out) => out.make(first * width, x.len(), |y| make(Some(y))),
+                None => make(None),
+            }
+        }
     });
     if let Some(y) = op.y {
         find_largest(op.largest, y.as_in());

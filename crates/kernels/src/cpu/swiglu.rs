@@ -1,31 +1,32 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
 use super::dispatch::by_dtype;
-use super::fp8::find_largest;
+use super::fp8::{ValuesOrCodes, find_largest};
 use super::simd::{CHUNK, Real, exp, vectorized};
 use crate::operation::{Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu(mut op: Swiglu) {
-    let (width, out) = (op.act.dims()[1], op.act.reborrow());
-    by_dtype!(
-        out.dtype(),
-        swiglu_of(out.slice_mut(), op.gate_up.slice(), width)
-    );
-    find_largest(op.largest, op.act.as_in());
+pub(super) fn swiglu(op: Swiglu) {
+    by_dtype!(op.gate_up.dtype(), swiglu_of(op));
 }
 
-fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
+fn swiglu_of<T: Real>(mut op: Swiglu) {
+    let width = op.act.dims()[1];
+    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.largest);
     let rows = rows_of_a_task(width);
-    let tasks = act.par_chunks_mut(rows * width);
-    let tasks = tasks.zip(gate_up.par_chunks(rows * 2 * width));
-    tasks.for_each(|(act, gate_up)| {
-        let rows = act.chunks_exact_mut(width);
-        for (act, gate_up) in rows.zip(gate_up.chunks_exact(2 * width)) {
-            let (gate, up) = gate_up.split_at(width);
-            forward(act, gate, up);
-        }
+    let pieces = op.gate_up.slice::<T>().par_chunks(rows * 2 * width);
+    pieces.enumerate().for_each(|(piece, gate_up)| {
+        let make = |act: &mut [T]| {
+            let rows = act.chunks_exact_mut(width);
+            for (act, gate_up) in rows.zip(gate_up.chunks_exact(2 * width)) {
+                let (gate, up) = gate_up.split_at(width);
+                forward(act, gate, up);
+            }
+        };
+        // SAFETY: rows of a piece of gate_up belong to its task alone.
+        unsafe { act.make(piece * rows * width, gate_up.len() / 2, make) };
     });
+    find_largest(op.largest, op.act.as_in());
 }
 
 pub(super) fn swiglu_backward(mut op: SwigluBackward) {

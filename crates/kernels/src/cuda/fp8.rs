@@ -4,7 +4,9 @@ use super::extent::{Extent, PACK};
 use super::matmul::{add_left_out, gemm, is_aligned};
 use super::{Argument, Cuda, Driver, Gemm, Kernel, arguments, kernel};
 use crate::fp8::Fp8;
-use crate::operation::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
+use crate::operation::{
+    AbsMax, LargestMagnitude, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
+};
 use crate::{KernelError, Kernels, Queue, Result};
 use memory::{DType, In, Out};
 
@@ -61,6 +63,24 @@ pub(super) fn launch_finding_largest<D: Driver>(
     let parts = cuda.workspace.view().rows(0..blocks);
     cuda.launch(finding, extent, &[arguments, &arguments![&parts]].concat())?;
     largest_of_parts(cuda, &out, parts)
+}
+
+/// As [`launch_finding_largest`]; or, where the largest magnitude is known, the third kernel, which makes codes.
+pub(super) fn launch_made_for<D: Driver>(
+    cuda: &Cuda<D>,
+    [values, finding, codes]: [Kernel; 3],
+    (extent, arguments): (Extent, &[Argument]),
+    largest: LargestMagnitude,
+) -> Result {
+    let find = match largest {
+        LargestMagnitude::Unused => None,
+        LargestMagnitude::Find(out) => Some(out),
+        LargestMagnitude::Known(largest) => {
+            let more = arguments![&largest, cuda.converts_fp8.get()];
+            return cuda.launch(codes, extent, &[arguments, &more].concat());
+        }
+    };
+    launch_finding_largest(cuda, [values, finding], (extent, arguments), find)
 }
 
 impl<D: Driver> Kernels<Cuda<D>> {

@@ -1,20 +1,26 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::extent::Extent;
-use super::fp8::launch_finding_largest;
+use super::fp8::launch_made_for;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Cuda, Driver, arguments, kernel, kernels};
 use crate::Result;
 use crate::operation::{LayerNorm, LayerNormBackward};
 
 pub(super) fn layer_norm<D: Driver>(cuda: &Cuda<D>, op: LayerNorm) -> Result {
-    let kernels = kernels!("layer_norm", "layer_norm", op.x.dtype());
+    let kernels = kernels!(
+        "layer_norm",
+        "layer_norm",
+        op.x.dtype(),
+        "_largest",
+        "_codes"
+    );
     let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
     let arguments = arguments! {
         &op.y, &op.mean, &op.rstd, &op.x, &op.weight, &op.bias, rows, width, op.eps,
     };
     let extent = Extent::held_rows(rows, width);
-    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
+    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
 }
 
 pub(super) fn layer_norm_backward<D: Driver>(cuda: &Cuda<D>, op: LayerNormBackward) -> Result {

@@ -99,12 +99,12 @@ macro_rules! kernel {
 }
 use kernel;
 
-/// A kernel of a type, and the one beside it that also finds the largest magnitude of what it makes.
+/// A kernel of a type, and those beside it whose names go on like this.
 macro_rules! kernels {
-    ($source:literal, $name:literal, $dtype:expr) => {
+    ($source:literal, $name:literal, $dtype:expr, $($form:literal),+) => {
         [
             $crate::cuda::kernel!($source, $name, $dtype),
-            $crate::cuda::kernel!($source, concat!($name, "_largest"), $dtype),
+            $($crate::cuda::kernel!($source, concat!($name, $form), $dtype),)+
         ]
     };
 }

@@ -18,7 +18,7 @@ pub(super) fn split_qkv<D: Driver>(cuda: &Cuda<D>, op: SplitQkv) -> Result {
 }
 
 pub(super) fn join_qkv<D: Driver>(cuda: &Cuda<D>, op: JoinQkv) -> Result {
-    let kernels = kernels!("qkv", "join_qkv", op.qkv.dtype());
+    let kernels = kernels!("qkv", "join_qkv", op.qkv.dtype(), "_largest");
     let tensors = arguments![&op.qkv, &op.q, &op.k, &op.v];
     let widths = [op.q.dims()[1], op.k.dims()[1], op.v.dims()[1]];
     let (extent, arguments) = launched(op.q.dims()[0], tensors, widths, op.turn);

@@ -1,18 +1,18 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::extent::Extent;
-use super::fp8::launch_finding_largest;
+use super::fp8::launch_made_for;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Cuda, Driver, arguments, kernel, kernels};
 use crate::Result;
 use crate::operation::{RmsNorm, RmsNormBackward};
 
 pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
-    let kernels = kernels!("rms_norm", "rms_norm", op.x.dtype());
+    let kernels = kernels!("rms_norm", "rms_norm", op.x.dtype(), "_largest", "_codes");
     let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
     let arguments = arguments![&op.y, &op.rstd, &op.x, &op.weight, rows, width, op.eps];
     let extent = Extent::held_rows(rows, width);
-    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
+    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
 }
 
 pub(super) fn rms_norm_backward<D: Driver>(cuda: &Cuda<D>, op: RmsNormBackward) -> Result {

@@ -1,7 +1,7 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
 use super::extent::Extent;
-use super::fp8::launch_finding_largest;
+use super::fp8::{launch_finding_largest, launch_made_for};
 use super::{Cuda, Driver, arguments, kernels};
 use crate::Result;
 use crate::operation::{Swiglu, SwigluBackward};
@@ -11,15 +11,15 @@ const THREADS: usize = 128;
 
 pub(super) fn swiglu<D: Driver>(cuda: &Cuda<D>, op: Swiglu) -> Result {
     let (rows, width) = (op.act.dims()[0], op.act.dims()[1]);
-    let kernels = kernels!("swiglu", "swiglu", op.act.dtype());
+    let kernels = kernels!("swiglu", "swiglu", op.gate_up.dtype(), "_largest", "_codes");
     let arguments = arguments![&op.act, &op.gate_up, width];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
-    launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)
+    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
 }
 
 pub(super) fn swiglu_backward<D: Driver>(cuda: &Cuda<D>, op: SwigluBackward) -> Result {
     let (rows, width) = (op.dact.dims()[0], op.dact.dims()[1]);
-    let kernels = kernels!("swiglu", "swiglu_backward", op.dact.dtype());
+    let kernels = kernels!("swiglu", "swiglu_backward", op.dact.dtype(), "_largest");
     let arguments = arguments![&op.gate_up, &op.dact, width];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
     launch_finding_largest(cuda, kernels, (extent, &arguments), op.largest)

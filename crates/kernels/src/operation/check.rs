@@ -2,7 +2,7 @@
 
 use crate::KernelError;
 use crate::Result;
-use memory::{DType, Out};
+use memory::DType;
 
 /// Ok, or why an operation does not fit.
 pub(crate) type Checked = Result;
@@ -18,13 +18,6 @@ pub(crate) struct Check {
 impl Check {
     pub(crate) fn that(&self, condition: bool, message: impl FnOnce() -> String) -> Checked {
         KernelError::unless(condition, self.operation, message)
-    }
-
-    /// Refuses a largest magnitude of an output that is left out.
-    pub(crate) fn largest_of(&self, y: &Option<Out>, largest: &Option<Out>) -> Checked {
-        self.that(y.is_some() || largest.is_none(), || {
-            "`largest` is that of `y`, which is left out".into()
-        })
     }
 
     /// Refuses bf16 if there is no workspace to pack it in.

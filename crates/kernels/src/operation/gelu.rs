@@ -2,18 +2,19 @@
 
 use super::contract::Contract;
 use super::declaration::operation;
+use super::largest_magnitude::LargestMagnitude;
 use memory::{In, Out};
 
 operation! {
-    /// `act = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, both `[t, f]`. `largest [1]` (f32): if it is given, the largest
-    /// magnitude of `act`, as [`super::AbsMax`] finds it.
+    /// `act = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, both `[t, f]`. `largest`: that of `act`.
     Gelu "gelu": act {
-        act: Out<'a> [..x],
+        act: Out<'a> [..x] codes_if(largest.is_known()),
         x: In<'a> [..x],
-        largest: Option<Out<'a>> [1] f32,
+        largest: LargestMagnitude<'a> [1] f32,
     }
 
-    /// The gradient of [`Gelu`] in place: `x` becomes its own gradient. `largest [1]` (f32): if it is given, that of this gradient.
+    /// The gradient of [`Gelu`] in place: `x` becomes its own gradient. `largest [1]` (f32): if it is given, the
+    /// largest magnitude of this gradient, as [`super::AbsMax`] finds it.
     GeluBackward "gelu_backward": x {
         x: Out<'a> [..x] changes,
         dact: In<'a> [..x],

@@ -4,6 +4,7 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
+use super::largest_magnitude::LargestMagnitude;
 use memory::{In, Out};
 
 operation! {
@@ -11,10 +12,10 @@ operation! {
     /// both f32. The variance is the mean of `(x - mean)^2`. Any output may be left out.
     /// `largest` as in [`super::RmsNorm`].
     LayerNorm "layer_norm": x [t, h] {
-        y: Option<Out<'a>> [t, h],
+        y: Option<Out<'a>> [t, h] codes_if(largest.is_known()),
         mean: Option<Out<'a>> [t] f32,
         rstd: Option<Out<'a>> [t] f32,
-        largest: Option<Out<'a>> [1] f32,
+        largest: LargestMagnitude<'a> [1] f32,
         x: In<'a> [t, h],
         weight: In<'a> [h],
         bias: In<'a> [h],

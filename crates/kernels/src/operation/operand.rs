@@ -107,6 +107,11 @@ impl OperandRule {
         self.of(Elements::Exactly(DType::F8E4M3))
     }
 
+    /// e4m3 where codes are made in place of values.
+    pub(super) fn codes_if(self, are_made: bool) -> OperandRule {
+        if are_made { self.e4m3() } else { self }
+    }
+
     pub(super) fn f32(self) -> OperandRule {
         self.of(Elements::Exactly(DType::F32))
     }

@@ -4,15 +4,16 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
+use super::largest_magnitude::LargestMagnitude;
 use memory::{In, Out};
 
 operation! {
     /// `y [t, h] = x rstd weight`, `rstd [t] (f32) = 1 / sqrt(mean(x^2) + eps)`. Either output may be left out.
-    /// `largest [1]` (f32): if it is given, beside `y` alone, the largest magnitude of `y`, as [`super::AbsMax`] finds it.
+    /// `largest`: that of `y`, which is not left out then.
     RmsNorm "rms_norm": x [t, h] {
-        y: Option<Out<'a>> [t, h],
+        y: Option<Out<'a>> [t, h] codes_if(largest.is_known()),
         rstd: Option<Out<'a>> [t] f32,
-        largest: Option<Out<'a>> [1] f32,
+        largest: LargestMagnitude<'a> [1] f32,
         x: In<'a> [t, h],
         weight: In<'a> [h],
         eps: f32,

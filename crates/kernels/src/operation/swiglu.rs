@@ -2,19 +2,19 @@
 
 use super::contract::Contract;
 use super::declaration::operation;
+use super::largest_magnitude::LargestMagnitude;
 use memory::{In, Out};
 
 operation! {
-    /// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up. `largest [1]` (f32): if it is
-    /// given, the largest magnitude of `act`, as [`super::AbsMax`] finds it.
+    /// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up. `largest`: that of `act`.
     Swiglu "swiglu": act [t, f] {
-        act: Out<'a> [t, f],
+        act: Out<'a> [t, f] codes_if(largest.is_known()),
         gate_up: In<'a> [t, 2 * f],
-        largest: Option<Out<'a>> [1] f32,
+        largest: LargestMagnitude<'a> [1] f32,
     }
 
-    /// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`. `largest [1]` (f32): if it is given, that of
-    /// this gradient.
+    /// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`. `largest [1]` (f32): if it is given, the
+    /// largest magnitude of this gradient, as [`super::AbsMax`] finds it.
     SwigluBackward "swiglu_backward": gate_up, dact [t, f] {
         gate_up: Out<'a> [t, 2 * f] changes,
         dact: In<'a> [t, f],

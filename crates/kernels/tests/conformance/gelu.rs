@@ -4,7 +4,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::Device;
 use crate::host::Host;
-use crate::largest::with_largest;
+use crate::largest::{with_codes, with_largest};
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::KernelError;
@@ -47,14 +47,12 @@ pub fn act_and_gradient(
     dact: &Host,
 ) -> std::result::Result<[Host; 2], KernelError> {
     let [x, dact] = [host, dact].map(|host| device.put(host));
-    let act = with_largest(device, |largest| {
-        let mut act = device.room(host.dtype, host.dims);
+    let act = with_codes(device, (host.dtype, host.dims), |act, largest| {
         device.run(operation::Gelu {
-            act: act.view_mut(),
+            act,
             x: x.view(),
             largest,
-        })?;
-        Ok(device.take(&act))
+        })
     })?;
     let gradient = with_largest(device, |largest| {
         let mut x = device.put(host);

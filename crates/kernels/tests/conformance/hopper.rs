@@ -3,13 +3,13 @@
 use crate::case::{Cases, judge};
 use crate::device::{Device, interpreting};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted};
-use crate::{DTYPES, fp8};
+use crate::{DTYPES, fp8, largest, swiglu};
 use kernels::cuda::ptx_on_hopper;
 use ptx::PtxTexts;
 use std::sync::Arc;
 
 /// Cases that launch such kernels. `interpreted` finds opcodes that these do not execute.
-const CASES: [Cases; 1] = [fp8::cases];
+const CASES: [Cases; 2] = [fp8::cases, swiglu::cases];
 
 /// Judges them on these texts, whose conversion to FP8 is as expected or not.
 fn conform(texts: &Arc<PtxTexts>, converts: bool) {
@@ -24,6 +24,7 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool) {
         for case in CASES.into_iter().flat_map(|cases| cases(dtype)) {
             judge(case.as_ref(), &devices);
         }
+        largest::find_and_know(&devices[0], dtype);
     }
 }
 

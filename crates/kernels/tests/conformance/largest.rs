@@ -5,8 +5,8 @@ use crate::device::{Device, computing};
 use crate::gelu::act_and_gradient;
 use crate::host::Host;
 use kernels::KernelError;
-use kernels::operation::{LayerNorm, RmsNorm};
-use memory::{DType, Out};
+use kernels::operation::{LargestMagnitude, LayerNorm, Quantise, RmsNorm};
+use memory::{DType, Dims, Out};
 
 /// Makes a call twice: without a place for the largest magnitude of the result, and with one. Both results must have the same bits, and
 /// the magnitude must be theirs. Returns the result.
@@ -29,6 +29,39 @@ pub fn with_largest(
         "{}: found {found}, and the largest is {expected}",
         device.name
     );
+    Ok(made)
+}
+
+/// As [`with_largest`], of an operation that writes into the given output; then with its largest finite magnitude, and twice that, as known
+/// ones: the operation's codes must be those of the result.
+pub fn with_codes(
+    device: &Device,
+    (dtype, dims): (DType, impl Into<Dims>),
+    mut call: impl FnMut(Out, LargestMagnitude) -> Result<(), KernelError>,
+) -> Result<Host, KernelError> {
+    let dims = dims.into();
+    let made = with_largest(device, |largest| {
+        let mut y = device.room(dtype, dims);
+        call(y.view_mut(), largest.into())?;
+        Ok(device.take(&y))
+    })?;
+    let largest = made.values().into_iter().map(f64::abs).fold(0.0, f64::max);
+    let values = device.put(&made);
+    for known in [largest, 2.0 * largest].map(|known| Host::new(DType::F32, [1], [known])) {
+        let known = device.put(&known);
+        let [mut expected, mut codes] = [(); 2].map(|()| device.room(DType::F8E4M3, dims));
+        let mut scale = device.room(DType::F32, [1]);
+        device.run(Quantise {
+            codes: expected.view_mut(),
+            scale: scale.view_mut(),
+            underflows: None,
+            x: values.view(),
+            largest: known.view(),
+        })?;
+        call(codes.view_mut(), LargestMagnitude::Known(known.view()))?;
+        let [expected, codes] = [&expected, &codes].map(|codes| device.take(codes));
+        assert!(codes == expected, "{}: other codes", device.name);
+    }
     Ok(made)
 }
 
@@ -55,10 +88,15 @@ fn of_any_place_and_of_what_is_not_finite() {
     for dtype in DTYPES {
         for device in computing(dtype) {
             device.memory.set_poison(true);
-            for host in inputs(dtype) {
-                norms_and_gelu(&device, &host).unwrap();
-            }
+            find_and_know(&device, dtype);
         }
+    }
+}
+
+/// Norms and GELU find the largest magnitude of what they make, and make codes of it where they know that.
+pub fn find_and_know(device: &Device, dtype: DType) {
+    for host in inputs(dtype) {
+        norms_and_gelu(device, &host).unwrap();
     }
 }
 
@@ -67,21 +105,20 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
     let width = host.dims[1];
     let ones = Host::new(host.dtype, [width], vec![1.0; width]);
     let [x, weight, bias] = [host, &ones, &ones].map(|host| device.put(host));
-    let mut y = device.room(host.dtype, host.dims);
-    with_largest(device, |largest| {
+    let of = (host.dtype, host.dims);
+    with_codes(device, of, |y, largest| {
         kernels.run(RmsNorm {
-            y: Some(y.view_mut()),
+            y: Some(y),
             rstd: None,
             largest,
             x: x.view(),
             weight: weight.view(),
             eps,
-        })?;
-        Ok(device.take(&y))
+        })
     })?;
-    with_largest(device, |largest| {
+    with_codes(device, of, |y, largest| {
         kernels.run(LayerNorm {
-            y: Some(y.view_mut()),
+            y: Some(y),
             mean: None,
             rstd: None,
             largest,
@@ -89,8 +126,7 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
             weight: weight.view(),
             bias: bias.view(),
             eps,
-        })?;
-        Ok(device.take(&y))
+        })
     })?;
     act_and_gradient(device, host, host)?;
     Ok(())

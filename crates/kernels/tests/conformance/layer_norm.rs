@@ -5,7 +5,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start};
 use crate::host::Host;
-use crate::largest::with_largest;
+use crate::largest::with_codes;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::KernelError;
@@ -78,10 +78,10 @@ impl Case for LayerNorm {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [x, weight, bias, dy] = self.tensors().map(|host| device.put(&host));
         let [mut mean, mut rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
-        let y = with_largest(device, |largest| {
-            let mut y = device.room(self.dtype, [self.tokens, self.hidden]);
+        let of = (self.dtype, [self.tokens, self.hidden]);
+        let y = with_codes(device, of, |y, largest| {
             device.run(operation::LayerNorm {
-                y: Some(y.view_mut()),
+                y: Some(y),
                 mean: Some(mean.view_mut()),
                 rstd: Some(rstd.view_mut()),
                 largest,
@@ -89,8 +89,7 @@ impl Case for LayerNorm {
                 weight: weight.view(),
                 bias: bias.view(),
                 eps: EPS,
-            })?;
-            Ok(device.take(&y))
+            })
         })?;
         let earlier = self.earlier();
         let [mut dx, mut dweight, mut dbias] =

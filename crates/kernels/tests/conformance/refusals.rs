@@ -39,7 +39,7 @@ add_bias: out gaps, out[0]
 add_positions: table[0], x[0]?
 add_positions_backward: dtable type, dtable[0], dx type, dx[0]?
 balance_loss: lengths[0]?
-bias_backward: dy gaps, dy type, dy[0], out type
+bias_backward: dy gaps, dy type, dy[0], out type?
 bias_dropout_add: out type?, out[0]?, out[1]?
 cached_attention: k_cache[0]?, table[1]
 combine: out type
@@ -53,6 +53,7 @@ embedding: table[0]
 embedding_backward: dout type, dtable type, dtable[0]
 factor_variance: sums[0]
 fill: out rank, out type, out[0]
+gelu: x type?
 gram: out type?, x gaps, x transposed, x type?, x[1]
 grouped_gradient: dy[0]?, out type?, rows[0]?
 grouped_matmul: rows[0]?
@@ -77,6 +78,7 @@ store_in_cache: k_cache[0]?, table[1]
 sum: x[0]
 sum_in_order: x[0]
 sum_rows: init added
+swiglu: gate_up type?
 transpose_codes: x[0]?
 update_squares: gradients type
 variance_scale: grains[0]

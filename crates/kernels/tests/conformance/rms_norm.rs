@@ -5,7 +5,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start};
 use crate::host::Host;
-use crate::largest::with_largest;
+use crate::largest::with_codes;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
 use kernels::{KernelError, RmsNormBackward};
@@ -18,7 +18,7 @@ struct RmsNorm {
     gradient: DType,
     tokens: usize,
     hidden: usize,
-    /// Largest of the input's entries: where it is small, `eps` counts.
+    /// LargestMagnitude of the input's entries: where it is small, `eps` counts.
     range: f64,
     dx_start: Start,
     dweight_start: Start,
@@ -87,17 +87,16 @@ impl Case for RmsNorm {
         let [x, weight, dy] =
             [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
         let mut rstd = device.room(DType::F32, [self.tokens]);
-        let y = with_largest(device, |largest| {
-            let mut y = device.room(self.dtype, tensors.x.dims);
+        let of = (self.dtype, [self.tokens, self.hidden]);
+        let y = with_codes(device, of, |y, largest| {
             device.run(kernels::RmsNorm {
-                y: Some(y.view_mut()),
+                y: Some(y),
                 rstd: Some(rstd.view_mut()),
                 largest,
                 x: x.view(),
                 weight: weight.view(),
                 eps: EPS,
-            })?;
-            Ok(device.take(&y))
+            })
         })?;
         let mut dx = device.start(self.dx_start, &tensors.earlier_dx);
         let mut dweight = device.start(self.dweight_start, &tensors.earlier_dweight);

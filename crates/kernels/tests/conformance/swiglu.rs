@@ -4,7 +4,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::Device;
 use crate::host::Host;
-use crate::largest::with_largest;
+use crate::largest::{with_codes, with_largest};
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::Result;
 use kernels::{KernelError, SwigluBackward};
@@ -15,7 +15,7 @@ struct Swiglu {
     dtype: DType,
     tokens: usize,
     width: usize,
-    /// Largest of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
+    /// LargestMagnitude of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
     range: f64,
     /// That of up's.
     up_range: f64,
@@ -51,14 +51,13 @@ impl Case for Swiglu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [host, dact] = self.tensors();
         let [gate_up, dact] = [&host, &dact].map(|host| device.put(host));
-        let act = with_largest(device, |largest| {
-            let mut act = device.room(self.dtype, [self.tokens, self.width]);
+        let of = (self.dtype, [self.tokens, self.width]);
+        let act = with_codes(device, of, |act, largest| {
             device.run(kernels::Swiglu {
-                act: act.view_mut(),
+                act,
                 gate_up: gate_up.view(),
                 largest,
-            })?;
-            Ok(device.take(&act))
+            })
         })?;
         let gradient = with_largest(device, |largest| {
             let mut gate_up = device.put(&host);

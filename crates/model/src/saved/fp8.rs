@@ -6,6 +6,7 @@ use crate::fp8_cells::{CodedOperand, CodesTo, WeightCells};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, Result};
+use kernels::operation::LargestMagnitude;
 use kernels::{KernelError, Kernels};
 use memory::{In, Memory, Out, OutOfMemory};
 
@@ -101,6 +102,22 @@ impl SavedActivations {
     /// As [`SavedActivations::fp8_scale`].
     pub(crate) fn largest_to_find(&mut self, site: Fp8Site) -> Option<Out<'_>> {
         self.operand(site).0.largest_to_find()
+    }
+
+    /// Whether the values of an input or a gradient were made codes before in this micro-batch.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_scale`].
+    pub(crate) fn was_coded(&mut self, site: Fp8Site) -> bool {
+        self.operand(site).0.was_coded()
+    }
+
+    /// What the maker of an operand's values does about their largest magnitude: one that makes codes at once, or one that does not.
+    ///
+    /// # Panics
+    /// As [`SavedActivations::fp8_scale`].
+    pub(crate) fn largest(&mut self, site: Fp8Site, makes_codes: bool) -> LargestMagnitude<'_> {
+        self.operand(site).0.largest(makes_codes)
     }
 
     /// Makes codes of an operand, and their scale.

@@ -2,7 +2,7 @@
 //! (Hendrycks and Gimpel 2016).
 
 use crate::config::ActivationFunction;
-use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Reader};
+use crate::fp8::{Fp8Layer, Fp8Reader};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Label, Pass, Result};
 use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
@@ -57,11 +57,10 @@ impl Stage for MlpActivation {
 
     fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input())?;
-        let mut out = pass.coded_output(MlpActivation::ACT)?;
+        let mut out = pass.coded_output(MlpActivation::ACT, self.read_by)?;
         if let Some(out) = &mut out {
             let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
-            let largest =
-                pass.largest_to_find(self.read_by.map(|reader| reader.layer), Fp8Operand::Input);
+            let largest = pass.largest_input(self.read_by, act.dtype());
             match self.function {
                 ActivationFunction::Swiglu => kernels.run(Swiglu {
                     act,
@@ -79,7 +78,7 @@ impl Stage for MlpActivation {
         let gradient = pass.gradient(MlpActivation::ACT);
         let mut input = pass.take(self.input())?;
         let (kernels, x, dact) = (pass.kernels(), input.view_mut(), gradient.view());
-        let largest = pass.largest_to_find(self.made_by, Fp8Operand::Gradient);
+        let largest = pass.largest_gradient_to_find(self.made_by);
         match self.function {
             ActivationFunction::Swiglu => kernels.run(SwigluBackward {
                 gate_up: x,

@@ -58,7 +58,7 @@ impl Norm {
     }
 
     /// Normalises `x [t, width]`. Each output may be left out: `y`, and the statistics in the order of their names. If `y` becomes codes
-    /// for its reader, its largest magnitude is found too.
+    /// for its reader, its largest magnitude is found too; if `y` is codes, that magnitude is known.
     ///
     /// # Errors
     /// [`ModelError::Kernel`](crate::ModelError::Kernel) if the device fails.
@@ -70,8 +70,10 @@ impl Norm {
         x: In,
     ) -> Result {
         let (kernels, eps) = (pass.kernels(), self.eps);
-        let read_by = self.read_by.filter(|_| y.is_some());
-        let (parameters, largest) = pass.parameters_and_largest(&self.parameters(), read_by);
+        let read_by = y.as_ref().and(self.read_by);
+        let made = y.as_ref().map_or(x.dtype(), Out::dtype);
+        let (parameters, largest) =
+            pass.parameters_and_largest(&self.parameters(), (read_by, made));
         let mut statistics = statistics.into_iter();
         let mut next = || statistics.next().flatten();
         Ok(match parameters[..] {
@@ -205,7 +207,7 @@ impl Stage for NormStage {
 
     fn forward(&self, pass: &mut Pass) -> Result {
         let x = pass.pull(self.input)?;
-        let mut y = pass.coded_output(self.output)?;
+        let mut y = pass.coded_output(self.output, self.norm.read_by)?;
         let kept = self.statistics.iter().map(|of| pass.output(*of));
         let mut kept = kept.collect::<Result<Vec<_>, _>>()?;
         let statistics = kept.iter_mut().map(super::written);

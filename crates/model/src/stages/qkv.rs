@@ -1,7 +1,6 @@
 //! Queries, keys and values: projections, biases, norms of the heads, rotary embedding.
 
 use super::{Norm, written};
-use crate::fp8::Fp8Operand;
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ParameterId, Pass, Result};
 use kernels::Init;
@@ -152,7 +151,7 @@ impl Qkv {
         }
         let mut joined = pass.temporary("d_qkv", [dq.dims()[0], self.linear.outputs()])?;
         let (kernels, turn) = (pass.kernels(), self.turn(pass));
-        let largest = pass.largest_to_find(self.linear.fp8_layer(), Fp8Operand::Gradient);
+        let largest = pass.largest_gradient_to_find(self.linear.fp8_layer());
         kernels.run(JoinQkv {
             qkv: joined.view_mut(),
             q: dq.view(),

@@ -4,7 +4,7 @@
 
 use kernels::Init;
 use kernels::operation::{
-    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, Sum, SwigluBackward,
+    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, LargestMagnitude, Sum, SwigluBackward,
 };
 use memory::{DType, Layer};
 use model::stages::{
@@ -268,7 +268,7 @@ impl Stage for Gated {
             pass.kernels().run(operation::Swiglu {
                 act: act.view_mut(),
                 gate_up: gate_up.view(),
-                largest: None,
+                largest: LargestMagnitude::Unused,
             })?;
         }
         pass.put(self.output, act);
