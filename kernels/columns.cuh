@@ -68,10 +68,12 @@ template <typename Term> __device__ float column_sums(size_t start, size_t end, 
     return sum;
 }
 
-// Stores what `column_sums` gave, or adds it to what is there, in a row of `width` elements.
-template <typename G> __device__ void store_column_sums(G *out, size_t width, float sum, int accumulate) {
+// Stores what `column_sums` gave, or adds it to what is there, at `place(column)` of each of `width` columns.
+template <typename G, typename Place>
+__device__ void store_column_sums(size_t width, float sum, int accumulate, Place place) {
     const size_t column = size_t(blockIdx.x) * WARP + column_thread();
     if (column_thread() < WARP && column < width) {
-        out[column] = narrow<G>(accumulate ? sum + widen(out[column]) : sum);
+        G *const out = place(column);
+        *out = narrow<G>(accumulate ? sum + widen(*out) : sum);
     }
 }

@@ -30,11 +30,23 @@ __device__ void copy_rows(O *out, size_t out_stride, const I *x, size_t x_stride
     }
 }
 
-// A block works on one row, `stride` elements after the one before.
-template <typename T> __device__ void add_bias(T *out, size_t stride, const T *bias, size_t width) {
-    T *row = out + blockIdx.x * stride;
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        store_or_add(row, first, width, load(bias, first, width), true);
+// A block works on one row, `stride` elements after the one before. The bias is up to three vectors; each has packs of its own.
+template <typename T>
+__device__ void add_bias(T *out, size_t stride, const T *first_bias, const T *second_bias, const T *third_bias,
+                         int first_width, int second_width, int third_width) {
+    const int seconds = packs_of(first_width), thirds = seconds + packs_of(second_width);
+    const int end = thirds + packs_of(third_width);
+    for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
+        const T *bias = first_bias;
+        int before = 0, column = 0, width = first_width;
+        if (pack >= thirds) {
+            bias = third_bias, before = thirds, column = first_width + second_width, width = third_width;
+        } else if (pack >= seconds) {
+            bias = second_bias, before = seconds, column = first_width, width = second_width;
+        }
+        T *const part = out + blockIdx.x * stride + column;
+        const size_t first = size_t(pack - before) * PACK;
+        store_or_add(part, first, width, load(bias, first, width), true);
     }
 }
 
@@ -47,7 +59,8 @@ __device__ void bias_backward(float *parts, const T *dy, size_t stride, size_t r
     const auto term = [&](auto known_wide, size_t row) { return load<known_wide>(dy + row * stride, first, width); };
     const bool wide = first < width && width % PACK == 0 && are_wide(stride, dy);
     const float sum = column_sums(start, end, wide, term);
-    store_column_sums(parts + blockIdx.y * width, width, sum, false);
+    float *const part = parts + blockIdx.y * width;
+    store_column_sums<float>(width, sum, false, [&](size_t column) { return part + column; });
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
@@ -59,8 +72,10 @@ __device__ void bias_backward(float *parts, const T *dy, size_t stride, size_t r
         bias_backward(parts, dy, stride, rows, part_rows, width);                                              \
     }                                                                                                          \
     EXPORT(bias_backward_##name);                                                                              \
-    extern "C" __global__ void add_bias_##name(T *out, size_t stride, const T *bias, size_t width) {           \
-        add_bias(out, stride, bias, width);                                                                    \
+    extern "C" __global__ void add_bias_##name(T *out, size_t stride, const T *first_bias,                     \
+                                               const T *second_bias, const T *third_bias, int first_width,     \
+                                               int second_width, int third_width) {                            \
+        add_bias(out, stride, first_bias, second_bias, third_bias, first_width, second_width, third_width);    \
     }                                                                                                          \
     EXPORT(add_bias_##name)
 

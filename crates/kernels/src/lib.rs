@@ -12,7 +12,7 @@
 //! let mut bias = memory.lease(Category::Temporary, "bias", [3], DType::F32)?;
 //! kernels.run(Fill { out: rows.view_mut(), value: 1.5 })?;
 //! kernels.run(Fill { out: bias.view_mut(), value: 1.0 })?;
-//! kernels.run(AddBias { out: rows.view_mut(), bias: bias.view() })?;
+//! kernels.run(AddBias { out: rows.view_mut(), bias: bias.view().into() })?;
 //! assert_eq!(rows.view().slice::<f32>(), [2.5; 6]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

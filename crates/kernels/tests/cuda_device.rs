@@ -383,7 +383,7 @@ fn disk_round_trips(
         after(Queue::Compute, Queue::Upload)?;
         kernels.run(AddBias {
             out: slot.view_mut().reshape([1, STATES]),
-            bias: one.view(),
+            bias: one.view().into(),
         })?;
         after(Queue::Download, Queue::Compute)?;
         // SAFETY: as above.
@@ -488,7 +488,7 @@ impl Round {
         after(Queue::Compute, Queue::Upload)?;
         kernels.run(AddBias {
             out: x.view_mut().reshape([1, WIDTH]),
-            bias: self.ones.view(),
+            bias: self.ones.view().into(),
         })?;
         after(Queue::Download, Queue::Compute)?;
         // SAFETY: as above.

@@ -10,7 +10,7 @@ use crate::fp8::{Fp8Layer, Fp8Products};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Pass, Result};
-use kernels::operation::{AddBias, BiasBackward, Copy, Matmul};
+use kernels::operation::{AddBias, BiasBackward, ByColumns, Copy, Matmul};
 use kernels::{Init, Kernels};
 use memory::{Buffer, In, Out};
 use std::ops::Range;
@@ -199,16 +199,13 @@ impl Linear {
     }
 
     /// Padding can separate biases even when their weights are contiguous; then the product has added none.
-    fn add_biases_apart(&self, pass: &Pass, mut y: Out) -> Result {
+    fn add_biases_apart(&self, pass: &Pass, out: Out) -> Result {
         let is_added = pass.parameters(&self.biases).is_some();
         let apart = self.biases.iter().filter(|_| !is_added);
-        for (bias, columns) in apart.zip(self.columns()) {
-            pass.kernels().run(AddBias {
-                out: y.reborrow().columns(columns),
-                bias: pass.parameter(*bias),
-            })?;
-        }
-        Ok(())
+        let bias = ByColumns::of(apart.map(|bias| pass.parameter(*bias)));
+        bias.map_or(Ok(()), |bias| {
+            Ok(pass.kernels().run(AddBias { out, bias })?)
+        })
     }
 
     /// `y = residual + x W^T + b`, for a layer of one weight.
@@ -411,13 +408,15 @@ impl Linear {
     }
 
     fn add_bias_gradients(&self, pass: &mut Pass, dy: In) -> Result {
-        let kernels = pass.kernels();
-        if let Some((out, init)) = pass.accumulate_joined(&self.biases) {
-            return Ok(kernels.run(BiasBackward { out, dy, init })?);
-        }
-        for (bias, columns) in self.biases.iter().zip(self.columns()) {
-            if let Some((out, init)) = pass.accumulate(*bias) {
-                let dy = dy.columns(columns);
+        let (kernels, mut columns) = (pass.kernels(), self.columns());
+        let alike = self
+            .biases
+            .chunk_by(|a, b| a.is_trained() == b.is_trained());
+        for biases in alike {
+            let own = columns.by_ref().take(biases.len());
+            let own = own.reduce(|first, last| first.start..last.end);
+            if let Some((out, init)) = pass.accumulate_by_columns(biases) {
+                let dy = dy.columns(own.expect("each bias has columns"));
                 kernels.run(BiasBackward { out, dy, init })?;
             }
         }

@@ -8,7 +8,7 @@ use crate::{
     LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result, SavedActivations,
     StepLoss,
 };
-use kernels::operation::Sum;
+use kernels::operation::{ByColumns, Sum};
 use kernels::{Dropout, Init, Kernels};
 use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::ops::Range;
@@ -189,6 +189,21 @@ impl<'a> Pass<'a> {
         }
         let gradients = &mut *self.work.purpose.training().gradients;
         gradients.accumulate_joined(&indices)
+    }
+
+    /// The same for several vectors side by side, which may lie apart; none unless all are trained.
+    pub(crate) fn accumulate_by_columns(
+        &mut self,
+        ids: &[ParameterId],
+    ) -> Option<(ByColumns<Out<'_>>, Init<'static>)> {
+        if self.lie_together(ids) || !ids.iter().all(|id| id.is_trained()) {
+            let (joined, init) = self.accumulate_joined(ids)?;
+            return Some((joined.into(), init));
+        }
+        let indices = self.indices(ids);
+        let gradients = &mut *self.work.purpose.training().gradients;
+        let (apart, init) = gradients.accumulate_apart(&indices);
+        Some((ByColumns::of(apart)?, init))
     }
 
     pub(crate) fn indices(&self, ids: &[ParameterId]) -> Vec<usize> {

@@ -210,13 +210,7 @@ impl Gradients {
     pub fn accumulate_joined(&mut self, parameters: &[usize]) -> Option<(Out<'_>, Init<'static>)> {
         let layout = self.resident.layout().clone();
         let (range, dims) = layout.joined(parameters)?;
-        let touched = |parameter: &usize| self.touched[self.part][*parameter];
-        assert!(
-            parameters.iter().all(touched) || !parameters.iter().any(touched),
-            "what is contributed to as one always is"
-        );
-        let inits = parameters.iter().map(|parameter| self.touch(*parameter));
-        let init = inits.last().expect("a joined tensor has parts");
+        let init = self.touch_together(parameters);
         let unit = layout.unit_of(parameters[0]);
         let flat = match (unit, self.part.checked_sub(1), &mut self.streamed) {
             (Some(unit), _, Some(streamed)) => streamed.open_mut(unit, self.part).flat_mut(&range),
@@ -226,14 +220,26 @@ impl Gradients {
         Some((flat.reshape(dims), init))
     }
 
-    /// The same for several vectors, in the layout's order.
-    pub fn accumulate_all(&mut self, parameters: &[usize]) -> Vec<(Out<'_>, Init<'static>)> {
-        let parameters = parameters.iter();
-        let inits: Vec<_> = parameters.clone().map(|one| self.touch(*one)).collect();
-        let ranges = parameters.map(|one| self.layout().entries()[*one].range());
-        let ranges: Vec<_> = ranges.collect();
-        let views = self.own_mut().disjoint_mut(&ranges).into_iter();
-        views.zip(inits).collect()
+    /// The same for several vectors that lie apart, in the layout's order.
+    ///
+    /// # Panics
+    /// As [`Gradients::accumulate_joined`].
+    pub fn accumulate_apart(&mut self, vectors: &[usize]) -> (Vec<Out<'_>>, Init<'static>) {
+        let init = self.touch_together(vectors);
+        (self.own_vectors(vectors), init)
+    }
+
+    /// The same, each by itself.
+    pub fn accumulate_all(&mut self, vectors: &[usize]) -> Vec<(Out<'_>, Init<'static>)> {
+        let inits: Vec<_> = vectors.iter().map(|one| self.touch(*one)).collect();
+        self.own_vectors(vectors).into_iter().zip(inits).collect()
+    }
+
+    /// The part's gradients of several vectors, in the layout's order.
+    fn own_vectors(&mut self, vectors: &[usize]) -> Vec<Out<'_>> {
+        let range = |vector: &usize| self.layout().entries()[*vector].range();
+        let ranges: Vec<_> = vectors.iter().map(range).collect();
+        self.own_mut().disjoint_mut(&ranges)
     }
 
     /// The part's gradients on the device, if those of units are not leased.
@@ -242,6 +248,16 @@ impl Gradients {
             None => &mut self.resident,
             Some(other) => &mut self.of_parts[other],
         }
+    }
+
+    fn touch_together(&mut self, parameters: &[usize]) -> Init<'static> {
+        let touched = |parameter: &usize| self.touched[self.part][*parameter];
+        assert!(
+            parameters.iter().all(touched) || !parameters.iter().any(touched),
+            "what is contributed to as one always is"
+        );
+        let inits = parameters.iter().map(|parameter| self.touch(*parameter));
+        inits.last().expect("there are some")
     }
 
     fn touch(&mut self, parameter: usize) -> Init<'static> {

@@ -60,8 +60,11 @@ pub(super) fn copy_of<O: Real, I: Real>(out: &mut [O], x: &[I]) {
         });
 }
 
-pub(super) fn add_bias(AddBias { out, bias }: AddBias) {
-    by_dtype!(out.dtype(), add_bias_of(out, bias));
+pub(super) fn add_bias(AddBias { mut out, bias }: AddBias) {
+    for (columns, bias) in bias.columns().into_iter().zip(bias) {
+        let out = out.reborrow().columns(columns);
+        by_dtype!(out.dtype(), add_bias_of(out, bias));
+    }
 }
 
 /// Adds a bias to every row of an output. There may be gaps between rows.
@@ -82,11 +85,14 @@ pub(super) fn add_bias_of<T: Real>(out: Out, bias: In) {
 }
 
 pub(super) fn bias_backward(BiasBackward { out, dy, init }: BiasBackward) {
-    by_dtypes!(
-        out.dtype(),
-        dy.dtype(),
-        bias_backward_of(out.slice_mut(), dy, overwrites(&init))
-    );
+    for (columns, out) in out.columns().into_iter().zip(out) {
+        let dy = dy.columns(columns);
+        by_dtypes!(
+            out.dtype(),
+            dy.dtype(),
+            bias_backward_of(out.slice_mut(), dy, overwrites(&init))
+        );
+    }
 }
 
 fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: In, overwrite: bool) {

@@ -78,7 +78,7 @@ vectorized! {
 
 pub(super) fn layer_norm_backward(op: LayerNormBackward) {
     elementwise::bias_backward(BiasBackward {
-        out: op.dbias,
+        out: op.dbias.into(),
         dy: op.dy,
         init: op.dbias_init,
     });

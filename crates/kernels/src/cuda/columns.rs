@@ -3,8 +3,10 @@
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, accumulates, arguments, kernel};
+use crate::operation::{ByColumns, HasShape};
 use crate::{Init, KernelError, Result};
 use memory::Out;
+use std::ops::Range;
 
 /// How the rows of a matrix are divided into parts.
 pub(super) struct Parting {
@@ -67,13 +69,33 @@ impl Parts {
         &self,
         cuda: &Cuda<D>,
         sum: usize,
-        (out, init): (Out, Init),
+        (out, init): (ByColumns<Out>, Init),
     ) -> Result {
         let (parts, width) = (self.count(), self.width);
-        let place = self.place(cuda, sum);
-        let arguments = arguments![&out, place, parts, width, accumulates(&init)];
-        let kernel = kernel!("columns", "add_parts", out.dtype());
+        let ([first, second, third], [_, seconds, thirds]) = places(&out);
+        let arguments = arguments! {
+            first, second, third, seconds.start, thirds.start, self.place(cuda, sum), parts, width,
+            accumulates(&init),
+        };
+        let kernel = kernel!("columns", "add_parts", out.first.dtype());
         let extent = Extent::columns(parts, width, 1);
         cuda.launch(kernel, extent, &arguments)
     }
+}
+
+/// Where up to three vectors lie, and the columns of each. A vector that is not given is nowhere, behind the others.
+pub(super) fn places<'v, T: HasShape>(
+    vectors: &'v ByColumns<T>,
+) -> ([Argument; 3], [Range<usize>; 3])
+where
+    Argument: From<&'v T>,
+{
+    let columns = vectors.columns();
+    let end = columns.last().map_or(0, |last| last.end);
+    let mut places = [Argument::NULL; 3];
+    for (place, vector) in places.iter_mut().zip(vectors.iter()) {
+        *place = Argument::from(vector);
+    }
+    let columns = std::array::from_fn(|index| columns.get(index).cloned().unwrap_or(end..end));
+    (places, columns)
 }

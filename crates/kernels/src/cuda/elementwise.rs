@@ -1,8 +1,8 @@
 //! Fill, copy, bias.
 
-use super::columns::{Parting, Parts};
+use super::columns::{Parting, Parts, places};
 use super::extent::Extent;
-use super::{Cuda, Driver, arguments, kernel};
+use super::{Cuda, Driver, arguments, int, kernel};
 use crate::Result;
 use crate::operation::{self, AddBias, BiasBackward, Fill};
 
@@ -28,8 +28,11 @@ pub(super) fn copy<D: Driver>(cuda: &Cuda<D>, op: operation::Copy) -> Result {
 pub(super) fn add_bias<D: Driver>(cuda: &Cuda<D>, AddBias { out, bias }: AddBias) -> Result {
     let kernel = kernel!("elementwise", "add_bias", out.dtype());
     let (rows, width) = (out.dims()[0], out.dims()[1]);
-    let stride = out.strides()[0];
-    let arguments = arguments![&out, stride, &bias, width];
+    let ([first, second, third], columns) = places(&bias);
+    let [first_width, second_width, third_width] = columns.map(|columns| int(columns.len()));
+    let arguments = arguments! {
+        &out, out.strides()[0], first, second, third, first_width, second_width, third_width,
+    };
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 

@@ -43,7 +43,10 @@ pub(super) fn add_left_out<D: Driver>(
     in_product: Option<In>,
 ) -> Result {
     match bias {
-        Some(bias) if in_product.is_none() => add_bias(cuda, AddBias { out, bias }),
+        Some(bias) if in_product.is_none() => {
+            let bias = bias.into();
+            add_bias(cuda, AddBias { out, bias })
+        }
         _ => Ok(()),
     }
 }

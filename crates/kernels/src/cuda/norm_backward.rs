@@ -60,8 +60,8 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
     let statistics: Vec<Argument> = of.statistics.iter().map(Argument::from).collect();
     let last = arguments![rows, parts.part_rows(), width, accumulates(&of.dx.1)];
     cuda.launch(kernel, extent, &[&first[..], &statistics, &last].concat())?;
-    for (sum, gradient) in of.gradients.into_iter().enumerate() {
-        parts.add(cuda, sum, gradient)?;
+    for (sum, (out, init)) in of.gradients.into_iter().enumerate() {
+        parts.add(cuda, sum, (out.into(), init))?;
     }
     Ok(())
 }

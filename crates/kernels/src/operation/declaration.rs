@@ -139,7 +139,7 @@ impl<F: Field, const N: usize> Field for [F; N] {
 }
 
 /// What has a shape.
-pub(super) trait HasShape {
+pub(crate) trait HasShape {
     fn shape(&self) -> Dims;
 }
 

@@ -14,6 +14,7 @@
 mod adafactor;
 mod adamw;
 mod attention;
+mod by_columns;
 mod cache;
 mod check;
 mod contract;
@@ -51,6 +52,7 @@ pub use adafactor::{
 };
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
 pub use attention::{Attention, AttentionBackward, AttentionShape, ScoreScale};
+pub use by_columns::ByColumns;
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::CrossEntropy;
@@ -87,6 +89,7 @@ pub use swiglu::{Swiglu, SwigluBackward};
 
 use check::Check;
 use contract::Contract;
+pub(crate) use declaration::HasShape;
 use memory::In;
 use operand::OperandAccess;
 

@@ -206,7 +206,7 @@ fn a_bias_alone_is_add_bias() {
             let [mut out, bias, _, _] = case.tensors().map(|host| device.put(&host));
             let add_bias = AddBias {
                 out: out.view_mut(),
-                bias: bias.view(),
+                bias: bias.view().into(),
             };
             device.run(add_bias).unwrap();
             assert!(

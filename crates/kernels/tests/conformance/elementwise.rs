@@ -3,13 +3,13 @@
 use crate::DTYPES;
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start, gradient_starts};
+use crate::device::{Device, Start, Tensor, gradient_starts};
 use crate::host::Host;
 use crate::layout::{COLUMNS, Layout, PLAIN, WIDE_COLUMNS};
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
 use half::bf16;
-use kernels::{AddBias, BiasBackward, KernelError};
+use kernels::{AddBias, BiasBackward, ByColumns, KernelError};
 use memory::DType;
 
 #[derive(Debug)]
@@ -106,13 +106,13 @@ impl Case for Copy {
     }
 }
 
-/// A bias forward, and backward into its gradient.
+/// A bias of one or several vectors forward, and backward into its gradient.
 #[derive(Debug)]
 struct Bias {
     dtype: DType,
     gradient: DType,
     tokens: usize,
-    width: usize,
+    widths: &'static [usize],
     /// How the rows that are added to lie, and those that are summed.
     layout: Layout,
     start: Start,
@@ -124,15 +124,23 @@ impl Bias {
             dtype,
             gradient,
             tokens,
-            width,
+            widths,
             ..
         } = *self;
+        let width = widths.iter().sum();
         [
             Host::random(dtype, [tokens, width], 1.0, 1),
             Host::random(dtype, [width], 1.0, 2),
             Host::random(dtype, [tokens, width], 1.0, 3),
             Host::random(gradient, [width], 1.0, 4),
         ]
+    }
+
+    /// The vectors of a bias or its gradient.
+    fn parts(&self, vector: &Host) -> Vec<Host> {
+        let (mut values, dtype) = (vector.values().into_iter(), vector.dtype);
+        let part = |width| Host::new(dtype, [width], values.by_ref().take(width));
+        self.widths.iter().copied().map(part).collect()
     }
 
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
@@ -150,15 +158,18 @@ impl Bias {
 impl Case for Bias {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [x, bias, dy, earlier] = self.tensors();
-        let mut dbias = device.start(self.start, &earlier);
+        let [bias, earlier_parts] = [&bias, &earlier].map(|vector| self.parts(vector));
+        let bias: Vec<Tensor> = bias.iter().map(|part| device.put(part)).collect();
+        let dbias = earlier_parts.iter();
+        let mut dbias: Vec<Tensor> = dbias.map(|part| device.start(self.start, part)).collect();
         let [x, dy] = [x, dy].map(|rows| self.layout.around(&rows));
-        let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
+        let [mut out, dy, earlier] = [x, dy, earlier].map(|host| device.put(&host));
         device.run(AddBias {
             out: self.layout.view_mut(out.view_mut()),
-            bias: bias.view(),
+            bias: ByColumns::of(bias.iter().map(Tensor::view)).unwrap(),
         })?;
         device.run(BiasBackward {
-            out: dbias.view_mut(),
+            out: ByColumns::of(dbias.iter_mut().map(Tensor::view_mut)).unwrap(),
             dy: self.layout.view(dy.view()),
             init: self.start.init(&earlier),
         })?;
@@ -166,7 +177,12 @@ impl Case for Bias {
             true => self.tensors()[0].clone(),
             false => self.layout.within(&device.take(&out)),
         };
-        Ok(vec![out, device.take(&dbias)])
+        let dbias = dbias.iter().flat_map(|part| device.take(part).bytes);
+        let dbias = Host {
+            bytes: dbias.collect(),
+            ..self.tensors()[3].clone()
+        };
+        Ok(vec![out, dbias])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -204,27 +220,31 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             }));
         }
     }
-    for (tokens, width) in [
-        (1, 48),
-        (37, 1),
-        (37, 131),
-        (65, 48),
-        (300, 288),
-        (3000, 20),
-        (70_000, 3),
-        (2, 20_000),
-    ] {
+    let biases: [(usize, &[usize]); 11] = [
+        (1, &[48]),
+        (37, &[1]),
+        (37, &[131]),
+        (37, &[5, 67, 1]),
+        (65, &[48]),
+        (65, &[32, 16]),
+        (300, &[288]),
+        (300, &[40, 24, 72]),
+        (3000, &[20]),
+        (70_000, &[3]),
+        (2, &[20_000]),
+    ];
+    for (tokens, widths) in biases {
         let layouts = [PLAIN, COLUMNS, WIDE_COLUMNS];
         for (layout, (gradient, start)) in layouts
             .into_iter()
             .flat_map(|layout| gradient_starts().map(move |start| (layout, start)))
-            .filter(|(layout, _)| *layout == PLAIN || tokens * width < 5000)
+            .filter(|(layout, _)| *layout == PLAIN || tokens * widths[0] < 5000)
         {
             cases.push(Box::new(Bias {
                 dtype,
                 gradient,
                 tokens,
-                width,
+                widths,
                 layout,
                 start,
             }));

@@ -35,7 +35,7 @@ fn round_trips(kernels: &Kernels, memory: &Memory) -> Vec<f32> {
         kernels
             .run(AddBias {
                 out: row.reborrow(),
-                bias: one.view(),
+                bias: one.view().into(),
             })
             .unwrap();
         let computed = kernels.record(Queue::Compute).unwrap();
@@ -204,7 +204,7 @@ fn disk_round_trips(
         after(Queue::Compute, Queue::Upload, filled)?;
         kernels.run(AddBias {
             out: slot.view_mut().reshape([1, SIZE]),
-            bias: one.view(),
+            bias: one.view().into(),
         })?;
         after(Queue::Download, Queue::Compute, computed)?;
         // SAFETY: as above.

@@ -151,7 +151,7 @@ impl RouterChoice {
         })?;
         let (out, init) = pass.accumulate_statistics();
         Ok(kernels.run(BiasBackward {
-            out,
+            out: out.into(),
             dy: counts.view(),
             init,
         })?)
@@ -170,7 +170,7 @@ fn balance(pass: &mut Pass, scores: In, ids: In) -> Result {
         let experts = sums.dims()[1];
         let row = sums.reborrow().rows(sequence..sequence + 1);
         kernels.run(BiasBackward {
-            out: row.reshape([experts]),
+            out: row.reshape([experts]).into(),
             dy: scores.rows(sequence * seq..(sequence + 1) * seq),
             init: Init::Overwrite,
         })?;

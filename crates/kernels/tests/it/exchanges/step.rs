@@ -115,6 +115,7 @@ impl Step {
         let after = |queue, event, reason| kernels.wait(queue, kernels.record(event)?, reason);
         let add = |out: &mut Buffer, x: &Buffer| {
             let (out, bias) = (out.view_mut().reshape([1, SIZE]), x.view());
+            let bias = bias.into();
             kernels.run(AddBias { out, bias })
         };
         add(&mut self.numbers, &self.more)?;

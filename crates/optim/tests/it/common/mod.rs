@@ -351,7 +351,7 @@ impl Training {
         for dy in [self.weights.view(entry), noise] {
             let (out, init) = self.gradients.accumulate(entry);
             let contribution = BiasBackward {
-                out: out.reshape([tensor.elements()]),
+                out: out.reshape([tensor.elements()]).into(),
                 dy: dy.reshape([1, tensor.elements()]),
                 init,
             };
