@@ -1,6 +1,7 @@
 //! A step on shapes with times: what is live while each layer is at work, and how long the layer takes.
 
 use crate::figures::count_step;
+use crate::operations::{PlannedOperations, by_group};
 use kernels::meta::clocks::Clocks;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Span, Timeline};
@@ -170,14 +171,30 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64> {
-        let (at_a_time, most) = (settings.micro_batches_at_a_time(), enough(settings));
-        let made = MicroBatchesMade {
-            fewer: Some(most - at_a_time),
-            most,
-        };
+        let at_a_time = settings.micro_batches_at_a_time();
+        let made = MicroBatchesMade::with_one_more(settings);
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
         let added = steps.added().expect("two steps were made");
         Ok(added.seconds / at_a_time as f64)
+    }
+
+    /// What operations read and write in a micro-batch and in an update, by group.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub(crate) fn operations(&self, settings: &Settings) -> Result<Vec<PlannedOperations>> {
+        let at_a_time = settings.micro_batches_at_a_time();
+        let made = match settings.accum > at_a_time {
+            true => MicroBatchesMade::with_one_more(settings),
+            false => MicroBatchesMade {
+                fewer: None,
+                most: settings.accum,
+            },
+        };
+        let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
+        let fewer = steps.fewer.as_ref().map(|(_, spans)| &spans[..]);
+        let less = made.most - made.fewer.unwrap_or(0);
+        Ok(by_group(&steps.spans, fewer.unwrap_or_default(), less))
     }
 
     fn timeline(&self) -> Timeline {
@@ -229,7 +246,7 @@ impl Paper {
             // Taken before the session is dropped and releases what lives across steps.
             history: memory.history().unwrap_or_default(),
             made,
-            fewer: fewer.map(|(times, _)| times),
+            fewer,
             most,
             spans,
             memory,
@@ -254,6 +271,15 @@ struct MicroBatchesMade {
 }
 
 impl MicroBatchesMade {
+    /// To know what another micro-batch adds, or another round of them.
+    fn with_one_more(settings: &Settings) -> MicroBatchesMade {
+        let most = enough(settings);
+        MicroBatchesMade {
+            fewer: Some(most - settings.micro_batches_at_a_time()),
+            most,
+        }
+    }
+
     /// To know the times of a step: one of at most `most` micro-batches, and, if the step has more, another with fewer.
     fn of_a_step(settings: &Settings, most: usize) -> MicroBatchesMade {
         let most = settings.accum.min(most);
@@ -330,15 +356,16 @@ struct LaterSteps {
     /// The spans of the last step.
     spans: Vec<Span>,
     made: MicroBatchesMade,
-    fewer: Option<StepOnPaper>,
+    /// The step before, with its spans; none if there was one step.
+    fewer: Option<(StepOnPaper, Vec<Span>)>,
     most: StepOnPaper,
 }
 
 impl LaterSteps {
     /// How much longer the last step took than the one before, which had fewer micro-batches; none if there was one step.
     fn added(&self) -> Option<StepOnPaper> {
-        let fewer = self.fewer?;
-        Some(self.most.with(&fewer, |most, fewer| most - fewer))
+        let (fewer, _) = self.fewer.as_ref()?;
+        Some(self.most.with(fewer, |most, fewer| most - fewer))
     }
 
     /// The times of a whole step. Micro-batches that were not made count like those that the last step had more than the one before.

@@ -48,12 +48,23 @@ pub struct Span {
     pub queue: Queue,
     /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
+    /// What an operation moves whose time was computed; none of other work.
+    pub moved: Option<Moved>,
     /// Where the step was when the work was enqueued.
     pub place: Place,
     /// When it began, in seconds.
     pub start_s: f64,
     /// When it was over.
     pub end_s: f64,
+}
+
+/// Bytes that an operation reads and writes on the device, by its contract ([`Cost::bytes`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// The operation's group ([`Operation::group`]).
+    pub group: &'static str,
+    /// Bytes, read and written together.
+    pub bytes: u64,
 }
 
 /// Number of events that are remembered. They cover many steps, while a step waits at most for events of the one
@@ -84,23 +95,27 @@ struct Times {
     clock: Option<Clock>,
 }
 
+/// The name of work, and what it moves if it is an operation whose time was computed.
+type Work = (&'static str, Option<Moved>);
+
 impl Times {
     /// Adds work other than a copy to a queue.
-    fn work(&mut self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
+    fn work(&mut self, queue: Queue, (name, moved): Work, place: Place, seconds: f64) {
         let times = &mut self.queues[queue as usize];
         let start_s = times.with_copies;
         times.with_copies += seconds;
         times.without_copies += seconds;
-        self.note(queue, name, place, start_s);
+        self.note(queue, (name, moved), place, start_s);
     }
 
     /// Adds a span that ends now.
-    fn note(&mut self, queue: Queue, name: &'static str, place: Place, start_s: f64) {
+    fn note(&mut self, queue: Queue, (name, moved): Work, place: Place, start_s: f64) {
         let end_s = self.queues[queue as usize].with_copies;
         if let Some(spans) = self.spans.as_mut().filter(|_| end_s > start_s) {
             spans.push(Span {
                 queue,
                 name,
+                moved,
                 place,
                 start_s,
                 end_s,
@@ -108,13 +123,13 @@ impl Times {
         }
     }
 
-    fn seconds(&self, operation: &Operation) -> f64 {
+    fn seconds(&self, operation: &Operation, cost: Cost) -> f64 {
         let measured = || {
             let key = (operation.name().to_string(), operation.sizes());
             self.measured.get(&key).copied()
         };
         let known = (!self.measured.is_empty()).then(measured).flatten();
-        let Cost { flops, bytes } = operation.cost();
+        let Cost { flops, bytes } = cost;
         let flops = match operation {
             Operation::ScaledMatmul(_) => flops as f64 * 2.0 / FP8_OVER_BF16,
             _ => flops as f64,
@@ -168,13 +183,19 @@ impl Timeline {
     /// Adds an operation.
     pub(crate) fn execute(&self, queue: Queue, operation: &Operation, place: Place) {
         let mut times = self.0.borrow_mut();
-        let seconds = times.seconds(operation);
-        times.work(queue, operation.name(), place, seconds);
+        let cost = operation.cost();
+        let moved = Moved {
+            group: operation.group(),
+            bytes: cost.bytes,
+        };
+        let seconds = times.seconds(operation, cost);
+        times.work(queue, (operation.name(), Some(moved)), place, seconds);
     }
 
     /// Adds work with a measured time.
     pub(crate) fn took(&self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
-        self.0.borrow_mut().work(queue, name, place, seconds);
+        let mut times = self.0.borrow_mut();
+        times.work(queue, (name, None), place, seconds);
     }
 
     pub(crate) fn copy(&self, queue: Queue, bytes: usize, place: Place) {
@@ -195,7 +216,7 @@ impl Timeline {
         let start_s = *done;
         let shared = (bytes as f64).min((other_done - start_s).max(0.0) * together);
         *done += shared / together + (bytes as f64 - shared) / alone;
-        times.note(queue, COPY, place, start_s);
+        times.note(queue, (COPY, None), place, start_s);
     }
 
     /// Adds an exchange, of which both ways are busy at once.
@@ -213,7 +234,7 @@ impl Timeline {
         let done = &mut times.queues[Queue::Collective as usize].with_copies;
         let start_s = *done;
         *done += seconds;
-        times.note(Queue::Collective, EXCHANGE, place, start_s);
+        times.note(Queue::Collective, (EXCHANGE, None), place, start_s);
     }
 
     /// Whether other ranks keep time with this one.
