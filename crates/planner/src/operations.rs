@@ -44,7 +44,7 @@ pub(crate) fn by_group(most: &[Span], fewer: &[Span], less: usize) -> Vec<Planne
             PlannedOperations {
                 group,
                 micro_batch_bytes: (all.bytes - others.bytes) / less as u64,
-                micro_batch_ms: (all.ms - others.ms) / less as f64,
+                micro_batch_ms: (all.ms - others.ms).max(0.0) / less as f64,
                 update_bytes: update.bytes,
                 update_ms: update.ms,
             }
