@@ -14,6 +14,10 @@ use std::rc::Rc;
 pub struct Rates {
     /// Operations of matrix products per second.
     pub flops: f64,
+    /// Those of grouped products, whose matrices are a mixture's experts.
+    pub grouped_flops: f64,
+    /// Those of flash attention, forward and backward.
+    pub attention_flops: [f64; 2],
     /// Bytes per second that an operation reads and writes on the device. An operation takes the longer of the times
     /// for its products and its bytes (Williams et al. 2009, the roofline).
     pub memory: f64,
@@ -71,8 +75,8 @@ pub struct Moved {
 /// before.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Assumed speed of FP8 products relative to bf16. TransformerEngine measured 1.92 for the product alone, and 1.57 to 1.69 with
-/// quantising (H200).
+/// Speed of FP8 products relative to bf16: 1.6 to 1.8 in steps of Qwen2.5-1.5B and Llama-3 8B on an H200
+/// (`benches/results/2026-11-27-h100.md`).
 const FP8_OVER_BF16: f64 = 1.7;
 
 /// The name of a copy among spans.
@@ -130,11 +134,16 @@ impl Times {
         };
         let known = (!self.measured.is_empty()).then(measured).flatten();
         let Cost { flops, bytes } = cost;
-        let flops = match operation {
-            Operation::ScaledMatmul(_) => flops as f64 * 2.0 / FP8_OVER_BF16,
-            _ => flops as f64,
+        let rates = &self.rates;
+        let rate = match operation {
+            // Costs count half of their operations.
+            Operation::ScaledMatmul(_) => rates.flops * FP8_OVER_BF16 / 2.0,
+            Operation::GroupedMatmul(_) | Operation::GroupedGradient(_) => rates.grouped_flops,
+            Operation::FlashAttention(_) => rates.attention_flops[0],
+            Operation::FlashAttentionBackward(_) => rates.attention_flops[1],
+            _ => rates.flops,
         };
-        let least = (flops / self.rates.flops).max(bytes as f64 / self.rates.memory);
+        let least = (flops as f64 / rate).max(bytes as f64 / rates.memory);
         known.unwrap_or(least)
     }
 }
@@ -285,6 +294,8 @@ mod tests {
 
     const RATES: Rates = Rates {
         flops: 10.0,
+        grouped_flops: 10.0,
+        attention_flops: [10.0; 2],
         memory: 8.0,
         upload: 4.0,
         download: 2.0,

@@ -35,11 +35,12 @@ fn matrices() -> u64 {
         .sum()
 }
 
-fn planned(recipe: &str) -> Plan {
+/// With `more` settings.
+fn planned(recipe: &str, more: &str) -> Plan {
     let set = format!(
         "train.device=cuda train.dtype=bf16 attention.backend=flash fp8.recipe={recipe} data.seq={SEQ} batch.micro={} batch.accum=3 \
          memory.head_chunk={CHUNK} model.layers={LAYERS} model.hidden={HIDDEN} model.heads={HEADS} model.kv_heads={} \
-         model.head_dim={} model.ffn={FFN} model.vocab={VOCAB}",
+         model.head_dim={} model.ffn={FFN} model.vocab={VOCAB}{more}",
         TOKENS / SEQ,
         HEADS * KEYS / QUERIES,
         QUERIES / HEADS,
@@ -129,7 +130,7 @@ fn by_hand(is_fp8: bool) -> BTreeMap<&'static str, u64> {
 #[test]
 fn groups_move_what_is_counted_by_hand() {
     for (recipe, is_fp8) in [("off", false), ("tensor", true)] {
-        let plan = planned(recipe);
+        let plan = planned(recipe, "");
         let passes = plan
             .operations
             .iter()
@@ -148,5 +149,29 @@ fn groups_move_what_is_counted_by_hand() {
         let grains = matrices / 4096 + 1;
         let update = (4 + 4 + 3 * 8 + 2) * (matrices + vectors) + 2 * 8 * grains;
         assert_eq!(updates, [("gradients and optimizer", update)], "{recipe}");
+    }
+}
+
+/// Where memory takes next to no time: the shares of the peak that products and attention reach, and how much faster FP8 is.
+#[test]
+fn times_follow_from_the_rates_that_were_measured() {
+    let of_products = (2 * 3 * LAYERS * TOKENS * matrices()) as f64 / 0.7;
+    let pairs = TOKENS * (SEQ + 1) / 2;
+    let of_one = (2 * LAYERS * pairs * QUERIES) as f64;
+    let of_attention = of_one * (2.0 / 0.3 + 5.0 / 0.2);
+    for (recipe, times) in [("off", 1.0), ("tensor", 1.7)] {
+        let plan = planned(
+            recipe,
+            " hardware.peak_tflops=0.001 hardware.memory_gbps=1e9",
+        );
+        for (group, flops) in [
+            ("products", of_products / times),
+            ("attention", of_attention),
+        ] {
+            let mut operations = plan.operations.iter();
+            let found = operations.find(|one| one.group == group).unwrap();
+            let off = found.micro_batch_ms * 1e6 / flops - 1.0;
+            assert!(off.abs() < 1e-6, "{recipe} {group}: {off}");
+        }
     }
 }
