@@ -104,6 +104,8 @@ pub fn timeline() -> Timeline {
     let never_used = f64::INFINITY;
     let rates = Rates {
         flops: never_used,
+        grouped_flops: never_used,
+        attention_flops: [never_used; 2],
         memory: never_used,
         upload: never_used,
         download: never_used,

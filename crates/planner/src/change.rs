@@ -1,5 +1,6 @@
 //! Changes of a configuration, which know how to write themselves on a command line.
 
+use optim::MasterFormat;
 use settings::{Config, ConfigError, Mark, OptimizerPlace, dotted};
 use std::sync::Arc;
 
@@ -73,12 +74,13 @@ impl Change {
         set.collect()
     }
 
-    /// Whether the loss changes by a bit, if only by the order of sums. `optim.master` does not count: changes only set
-    /// it to formats that are as exact.
+    /// Whether the loss changes by a bit, if only by the order of sums. A master that is split instead of f32 has the same bits.
     pub(crate) fn changes_math(&self) -> bool {
         let keeps_bits = |name| dotted::find(name).is_some_and(|key| key.is(Mark::KeepsBits));
-        let mut keys = self.0.iter().map(|one| one.key);
-        keys.any(|key| key != "optim.master" && !keeps_bits(key))
+        let exact_master = MasterFormat::Remainder.to_string();
+        let is_exact = |one: &Put| one.key == "optim.master" && one.value == exact_master;
+        let mut all = self.0.iter();
+        all.any(|one| !is_exact(one) && !keeps_bits(one.key))
     }
 
     /// Whether it sets one of these keys.

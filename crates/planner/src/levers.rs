@@ -105,6 +105,9 @@ pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
         lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)",
             |run| (run.settings.dtype == DType::BF16 && run.settings.states.master == MasterFormat::F32)
                 .then(|| set!(optim.master = MasterFormat::Remainder))),
+        lever("a master of 24 bits", "a master of 24 bits, in 8 bits more (--master bf16+8)",
+            |run| (run.settings.dtype == DType::BF16 && matches!(run.settings.states.master, MasterFormat::F32 | MasterFormat::Remainder))
+                .then(|| set!(optim.master = MasterFormat::RemainderByte))),
         lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)",
             |run| (run.settings.states.gradients == DType::F32).then(|| set!(optim.grad_dtype = FloatType::Bf16))),
         lever("optimizer states divided among ranks (--zero 1)", "", |run| run.divided(Zero::States)),

@@ -1,6 +1,7 @@
 //! A step on shapes with times: what is live while each layer is at work, and how long the layer takes.
 
 use crate::figures::count_step;
+use crate::operations::{PlannedOperations, by_group};
 use kernels::meta::clocks::Clocks;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Span, Timeline};
@@ -20,11 +21,12 @@ pub(crate) struct Paper {
     pub(crate) measured: Measured,
 }
 
-/// A PCIe Gen5 slot with 16 lanes, pinned memory: measured on H100 hosts.
+/// A PCIe Gen5 slot with 16 lanes, pinned memory: 54.9 to 55.5 on hosts of an H100 and an H200 (`benches/results/2026-11-27-h100.md`, as
+/// all rates here that are measured).
 const GBPS: f64 = 55.0;
 
-/// The share of the sum of both rates that is left while both directions are busy: 18 to 40 % less was measured.
-const BOTH_WAYS: f64 = 0.75;
+/// The share of the sum of both rates that is left while both directions are busy: 0.87 on the H100's host, 0.85 and 0.92 on the H200's.
+const BOTH_WAYS: f64 = 0.85;
 
 /// One NVMe drive in a PCIe Gen4 slot, by data sheet. Drives for Gen5 read twice as fast.
 const DISK_GBPS: f64 = 6.5;
@@ -38,18 +40,28 @@ pub(crate) const NVLINK_RANKS: usize = 8;
 /// One network card of 400 Gbit/s for each GPU, by data sheet.
 const NETWORK_GBPS: f64 = 50.0;
 
-/// What kernels reach of an H100's 3,350 GB/s.
-const MEMORY_GBPS: f64 = 3000.0;
+/// Copies on an H100, read and written. An H200 has 3,660.
+const MEMORY_GBPS: f64 = 2720.0;
 
 /// H100 and H200 by data sheet, dense bf16.
 const PEAK_TFLOPS: f64 = 989.0;
 
-/// The share of the peak that training reaches.
-pub(crate) const UTILISATION: f64 = 0.5;
+/// The share of the peak that the products of a step reach: 0.60 in Qwen2.5-0.5B and 0.73 in Llama-3.2 1B on an H200, one by one
+/// (`benches/results/2026-11-26-h200.md`). Large ones by themselves reach 0.79.
+pub(crate) const UTILISATION: f64 = 0.7;
+
+/// The share that grouped products reach, by the same page: 0.20 to 0.28.
+const GROUPED_UTILISATION: f64 = 0.25;
+
+/// The shares that flash attention reaches forward and backward at 4,096 tokens, by the same page: 0.32 and 0.20 with heads of 128, 0.24 and
+/// 0.17 with heads of 64.
+const ATTENTION_UTILISATION: [f64; 2] = [0.3, 0.2];
 
 /// What one or two cores reach, for rates that were not measured.
 const CPU: Rates = Rates {
     flops: 0.15e12,
+    grouped_flops: 0.15e12,
+    attention_flops: [0.15e12; 2],
     memory: 20e9,
     upload: 10e9,
     download: 10e9,
@@ -70,10 +82,13 @@ impl Paper {
     pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
         let assumed = h100(settings);
         let hardware = &settings.hardware;
+        let of_products = hardware.peak_tflops.map_or(CPU.flops, |_| assumed.flops);
         let rates = match target {
             Target::Cuda => assumed,
             Target::Cpu => Rates {
-                flops: hardware.peak_tflops.map_or(CPU.flops, |_| assumed.flops),
+                flops: of_products,
+                grouped_flops: of_products,
+                attention_flops: [of_products; 2],
                 memory: hardware.memory_gbps.map_or(CPU.memory, |_| assumed.memory),
                 upload: hardware.h2d_gbps.map_or(CPU.upload, |_| assumed.upload),
                 download: hardware.d2h_gbps.map_or(CPU.download, |_| assumed.download),
@@ -170,14 +185,30 @@ impl Paper {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64> {
-        let (at_a_time, most) = (settings.micro_batches_at_a_time(), enough(settings));
-        let made = MicroBatchesMade {
-            fewer: Some(most - at_a_time),
-            most,
-        };
+        let at_a_time = settings.micro_batches_at_a_time();
+        let made = MicroBatchesMade::with_one_more(settings);
         let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
         let added = steps.added().expect("two steps were made");
         Ok(added.seconds / at_a_time as f64)
+    }
+
+    /// What operations read and write in a micro-batch and in an update, by group.
+    ///
+    /// # Errors
+    /// Only on a defect: shapes need no memory.
+    pub(crate) fn operations(&self, settings: &Settings) -> Result<Vec<PlannedOperations>> {
+        let at_a_time = settings.micro_batches_at_a_time();
+        let made = match settings.accum > at_a_time {
+            true => MicroBatchesMade::with_one_more(settings),
+            false => MicroBatchesMade {
+                fewer: None,
+                most: settings.accum,
+            },
+        };
+        let steps = self.later_steps(settings, made, self.timeline(), KeepsHistory(false))?;
+        let fewer = steps.fewer.as_ref().map(|(_, spans)| &spans[..]);
+        let less = made.most - made.fewer.unwrap_or(0);
+        Ok(by_group(&steps.spans, fewer.unwrap_or_default(), less))
     }
 
     fn timeline(&self) -> Timeline {
@@ -229,7 +260,7 @@ impl Paper {
             // Taken before the session is dropped and releases what lives across steps.
             history: memory.history().unwrap_or_default(),
             made,
-            fewer: fewer.map(|(times, _)| times),
+            fewer,
             most,
             spans,
             memory,
@@ -254,6 +285,15 @@ struct MicroBatchesMade {
 }
 
 impl MicroBatchesMade {
+    /// To know what another micro-batch adds, or another round of them.
+    fn with_one_more(settings: &Settings) -> MicroBatchesMade {
+        let most = enough(settings);
+        MicroBatchesMade {
+            fewer: Some(most - settings.micro_batches_at_a_time()),
+            most,
+        }
+    }
+
     /// To know the times of a step: one of at most `most` micro-batches, and, if the step has more, another with fewer.
     fn of_a_step(settings: &Settings, most: usize) -> MicroBatchesMade {
         let most = settings.accum.min(most);
@@ -330,15 +370,16 @@ struct LaterSteps {
     /// The spans of the last step.
     spans: Vec<Span>,
     made: MicroBatchesMade,
-    fewer: Option<StepOnPaper>,
+    /// The step before, with its spans; none if there was one step.
+    fewer: Option<(StepOnPaper, Vec<Span>)>,
     most: StepOnPaper,
 }
 
 impl LaterSteps {
     /// How much longer the last step took than the one before, which had fewer micro-batches; none if there was one step.
     fn added(&self) -> Option<StepOnPaper> {
-        let fewer = self.fewer?;
-        Some(self.most.with(&fewer, |most, fewer| most - fewer))
+        let (fewer, _) = self.fewer.as_ref()?;
+        Some(self.most.with(fewer, |most, fewer| most - fewer))
     }
 
     /// The times of a whole step. Micro-batches that were not made count like those that the last step had more than the one before.
@@ -363,8 +404,11 @@ fn h100(settings: &Settings) -> Rates {
         Some(ranks) if ranks.of_all().of > NVLINK_RANKS => NETWORK_GBPS,
         _ => NVLINK_GBPS,
     };
+    let peak = 1e12 * hardware.peak_tflops.unwrap_or(PEAK_TFLOPS);
     Rates {
-        flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
+        flops: peak * UTILISATION,
+        grouped_flops: peak * GROUPED_UTILISATION,
+        attention_flops: ATTENTION_UTILISATION.map(|share| peak * share),
         memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
         upload: h2d_gbps * 1e9,
         download: d2h_gbps * 1e9,

@@ -14,6 +14,8 @@ use crate::korthikanti::korthikanti;
 use crate::largest::Largest;
 use crate::layouts::Layouts;
 use crate::levers::Setup;
+use crate::on_paper::Paper;
+use crate::operations::PlannedOperations;
 use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
 use kernels::Target;
@@ -26,7 +28,7 @@ use std::collections::BTreeMap;
 
 /// The form of `plan.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 9;
+const SCHEMA_VERSION: u32 = 10;
 
 /// What a run will need, to the byte. `plan.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -129,6 +131,9 @@ pub struct Plan {
     /// The effect of single other settings; none in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Effect>,
+    /// What operations read and write, and how long they take on paper, by group; none in the plan of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operations: Vec<PlannedOperations>,
     /// Rules of thumb beside the plan.
     pub formulas: Vec<Formula>,
     /// What is live at the peak, largest first.
@@ -171,6 +176,7 @@ impl Plan {
             ranks: ranks.transpose()?,
             strategies: strategies(&run)?,
             effects: effects(&run, plan.peak_bytes)?,
+            operations: Paper::at_rates(&run.settings, target).operations(&run.settings)?,
             ..plan
         })
     }
@@ -184,7 +190,7 @@ impl Plan {
         between.most(self.peak_bytes)
     }
 
-    /// Plans a run by making one step of it on shapes; without `strategies` and `effects`, which are plans of their own.
+    /// Plans a run by making one step of it on shapes; without `strategies`, `effects` and `operations`, which take steps of their own.
     ///
     /// # Errors
     /// [`SessionError::Config`](session::SessionError::Config) for settings that make no session; else none but a defect: shapes need no memory.
@@ -267,6 +273,7 @@ impl Plan {
             fits: gpus::fits(target, settings, figures.reserved_bytes),
             strategies: Vec::new(),
             effects: Vec::new(),
+            operations: Vec::new(),
             formulas: match settings.pipeline {
                 None => anatomies(settings, parameters, arena_bytes)
                     .into_iter()

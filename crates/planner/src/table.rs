@@ -4,6 +4,7 @@ use crate::activations::{bytes_by_layer, total_bytes};
 use crate::alternatives::Strategy;
 use crate::arenas::{arena_table, host_memory};
 use crate::gpus::{self, NcclMemory};
+use crate::operations::PlannedOperations;
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
 use memory::{LiveLease, format_bytes};
@@ -49,6 +50,7 @@ impl Display for Plan {
         }
         writeln!(f, "{}", self.strategy_table())?;
         writeln!(f, "{}", self.effect_table())?;
+        writeln!(f, "{}", self.operation_table())?;
         write!(f, "{}", self.formula_table())?;
         self.explanations(f)
     }
@@ -235,6 +237,29 @@ impl Plan {
             ("what another setting would change", Left, &|effect| effect.change.clone()),
             ("peak", Right, &|effect| format_bytes(effect.peak_bytes)),
             ("difference", Right, &|effect| signed(effect.difference_bytes)),
+        ])
+    }
+
+    #[rustfmt::skip]
+    fn operation_table(&self) -> Table {
+        let of = |bytes, ms: f64| if bytes > 0 { [format_bytes(bytes), format!("{ms:.3}")] } else { Default::default() };
+        let passes = |one: &PlannedOperations| of(one.micro_batch_bytes, one.micro_batch_ms);
+        let update = |one: &PlannedOperations| of(one.update_bytes, one.update_ms);
+        let total = |of: fn(&PlannedOperations) -> u64| self.operations.iter().map(of).sum();
+        let total_ms = |of: fn(&PlannedOperations) -> f64| self.operations.iter().map(of).sum();
+        let total = PlannedOperations {
+            group: "total",
+            micro_batch_bytes: total(|one| one.micro_batch_bytes),
+            micro_batch_ms: total_ms(|one| one.micro_batch_ms),
+            update_bytes: total(|one| one.update_bytes),
+            update_ms: total_ms(|one| one.update_ms),
+        };
+        Table::of_items(self.operations.iter().chain([&total]), &[
+            ("operations read and write", Left, &|one| one.group.into()),
+            ("in a micro-batch", Right, &|one| passes(one)[0].clone()),
+            ("ms on paper", Right, &|one| passes(one)[1].clone()),
+            ("in the update", Right, &|one| update(one)[0].clone()),
+            ("ms on paper", Right, &|one| update(one)[1].clone()),
         ])
     }
 

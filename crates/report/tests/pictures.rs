@@ -19,6 +19,8 @@ fn traced(set: &[&str], slab_is_reserved: bool) -> (Trace, StepMemory, Memory) {
     let settings = Settings::new(&Config::default().with(&set).unwrap()).unwrap();
     let rates = Rates {
         flops: 1e12,
+        grouped_flops: 1e12,
+        attention_flops: [1e12; 2],
         memory: 1e10,
         upload: 1e9,
         download: 1e9,

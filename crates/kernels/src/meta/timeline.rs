@@ -14,6 +14,10 @@ use std::rc::Rc;
 pub struct Rates {
     /// Operations of matrix products per second.
     pub flops: f64,
+    /// Those of grouped products, whose matrices are a mixture's experts.
+    pub grouped_flops: f64,
+    /// Those of flash attention, forward and backward.
+    pub attention_flops: [f64; 2],
     /// Bytes per second that an operation reads and writes on the device. An operation takes the longer of the times
     /// for its products and its bytes (Williams et al. 2009, the roofline).
     pub memory: f64,
@@ -48,6 +52,8 @@ pub struct Span {
     pub queue: Queue,
     /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
+    /// What an operation moves whose time was computed; none of other work.
+    pub moved: Option<Moved>,
     /// Where the step was when the work was enqueued.
     pub place: Place,
     /// When it began, in seconds.
@@ -56,12 +62,21 @@ pub struct Span {
     pub end_s: f64,
 }
 
+/// Bytes that an operation reads and writes on the device, by its contract ([`Cost::bytes`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// The operation's group ([`Operation::group`]).
+    pub group: &'static str,
+    /// Bytes, read and written together.
+    pub bytes: u64,
+}
+
 /// Number of events that are remembered. They cover many steps, while a step waits at most for events of the one
 /// before.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Assumed speed of FP8 products relative to bf16. TransformerEngine measured 1.92 for the product alone, and 1.57 to 1.69 with
-/// quantising (H200).
+/// Speed of FP8 products relative to bf16: 1.6 to 1.8 in steps of Qwen2.5-1.5B and Llama-3 8B on an H200
+/// (`benches/results/2026-11-27-h100.md`).
 const FP8_OVER_BF16: f64 = 1.7;
 
 /// The name of a copy among spans.
@@ -84,23 +99,27 @@ struct Times {
     clock: Option<Clock>,
 }
 
+/// The name of work, and what it moves if it is an operation whose time was computed.
+type Work = (&'static str, Option<Moved>);
+
 impl Times {
     /// Adds work other than a copy to a queue.
-    fn work(&mut self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
+    fn work(&mut self, queue: Queue, (name, moved): Work, place: Place, seconds: f64) {
         let times = &mut self.queues[queue as usize];
         let start_s = times.with_copies;
         times.with_copies += seconds;
         times.without_copies += seconds;
-        self.note(queue, name, place, start_s);
+        self.note(queue, (name, moved), place, start_s);
     }
 
     /// Adds a span that ends now.
-    fn note(&mut self, queue: Queue, name: &'static str, place: Place, start_s: f64) {
+    fn note(&mut self, queue: Queue, (name, moved): Work, place: Place, start_s: f64) {
         let end_s = self.queues[queue as usize].with_copies;
         if let Some(spans) = self.spans.as_mut().filter(|_| end_s > start_s) {
             spans.push(Span {
                 queue,
                 name,
+                moved,
                 place,
                 start_s,
                 end_s,
@@ -108,18 +127,23 @@ impl Times {
         }
     }
 
-    fn seconds(&self, operation: &Operation) -> f64 {
+    fn seconds(&self, operation: &Operation, cost: Cost) -> f64 {
         let measured = || {
             let key = (operation.name().to_string(), operation.sizes());
             self.measured.get(&key).copied()
         };
         let known = (!self.measured.is_empty()).then(measured).flatten();
-        let Cost { flops, bytes } = operation.cost();
-        let flops = match operation {
-            Operation::ScaledMatmul(_) => flops as f64 * 2.0 / FP8_OVER_BF16,
-            _ => flops as f64,
+        let Cost { flops, bytes } = cost;
+        let rates = &self.rates;
+        let rate = match operation {
+            // Costs count half of their operations.
+            Operation::ScaledMatmul(_) => rates.flops * FP8_OVER_BF16 / 2.0,
+            Operation::GroupedMatmul(_) | Operation::GroupedGradient(_) => rates.grouped_flops,
+            Operation::FlashAttention(_) => rates.attention_flops[0],
+            Operation::FlashAttentionBackward(_) => rates.attention_flops[1],
+            _ => rates.flops,
         };
-        let least = (flops / self.rates.flops).max(bytes as f64 / self.rates.memory);
+        let least = (flops as f64 / rate).max(bytes as f64 / rates.memory);
         known.unwrap_or(least)
     }
 }
@@ -168,13 +192,19 @@ impl Timeline {
     /// Adds an operation.
     pub(crate) fn execute(&self, queue: Queue, operation: &Operation, place: Place) {
         let mut times = self.0.borrow_mut();
-        let seconds = times.seconds(operation);
-        times.work(queue, operation.name(), place, seconds);
+        let cost = operation.cost();
+        let moved = Moved {
+            group: operation.group(),
+            bytes: cost.bytes,
+        };
+        let seconds = times.seconds(operation, cost);
+        times.work(queue, (operation.name(), Some(moved)), place, seconds);
     }
 
     /// Adds work with a measured time.
     pub(crate) fn took(&self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
-        self.0.borrow_mut().work(queue, name, place, seconds);
+        let mut times = self.0.borrow_mut();
+        times.work(queue, (name, None), place, seconds);
     }
 
     pub(crate) fn copy(&self, queue: Queue, bytes: usize, place: Place) {
@@ -195,7 +225,7 @@ impl Timeline {
         let start_s = *done;
         let shared = (bytes as f64).min((other_done - start_s).max(0.0) * together);
         *done += shared / together + (bytes as f64 - shared) / alone;
-        times.note(queue, COPY, place, start_s);
+        times.note(queue, (COPY, None), place, start_s);
     }
 
     /// Adds an exchange, of which both ways are busy at once.
@@ -213,7 +243,7 @@ impl Timeline {
         let done = &mut times.queues[Queue::Collective as usize].with_copies;
         let start_s = *done;
         *done += seconds;
-        times.note(Queue::Collective, EXCHANGE, place, start_s);
+        times.note(Queue::Collective, (EXCHANGE, None), place, start_s);
     }
 
     /// Whether other ranks keep time with this one.
@@ -264,6 +294,8 @@ mod tests {
 
     const RATES: Rates = Rates {
         flops: 10.0,
+        grouped_flops: 10.0,
+        attention_flops: [10.0; 2],
         memory: 8.0,
         upload: 4.0,
         download: 2.0,

@@ -93,103 +93,56 @@ pub(crate) use declaration::HasShape;
 use memory::In;
 use operand::OperandAccess;
 
-/// Defines [`Operation`] from the structs of the families.
+/// Defines [`Operation`] from the structs of the families, by the groups in which what they read and write is added up.
 macro_rules! operations {
-    ($($operation:ident,)*) => {
+    ($($group:literal: $($operation:ident),*;)*) => {
         /// An operation with everything that it reads and writes.
         pub enum Operation<'a> {
-            $($operation($operation<'a>),)*
+            $($($operation($operation<'a>),)*)*
         }
 
         impl<'a> Operation<'a> {
             /// How many there are.
-            pub const COUNT: usize = [$(stringify!($operation)),*].len();
+            pub const COUNT: usize = [$($(stringify!($operation)),*),*].len();
+
+            /// The group in which what it reads and writes is added up.
+            pub fn group(&self) -> &'static str {
+                match self {
+                    $($(Operation::$operation(_))|* => $group,)*
+                }
+            }
 
             fn contract(&self) -> &(dyn Contract + 'a) {
                 match self {
-                    $(Operation::$operation(operation) => operation,)*
+                    $($(Operation::$operation(operation) => operation,)*)*
                 }
             }
         }
 
-        $(impl<'a> From<$operation<'a>> for Operation<'a> {
+        $($(impl<'a> From<$operation<'a>> for Operation<'a> {
             fn from(operation: $operation<'a>) -> Operation<'a> {
                 Operation::$operation(operation)
             }
-        })*
+        })*)*
     };
 }
 
 operations! {
-    Fill,
-    Copy,
-    DequantiseBytes,
-    DequantiseNf4,
-    Matmul,
-    Gram,
-    AbsMax,
-    Quantise,
-    QuantiseTransposed,
-    TransposeCodes,
-    ScaledMatmul,
-    AddBias,
-    BiasBackward,
-    BiasDropoutAdd,
-    DropoutBackward,
-    Embedding,
-    EmbeddingBackward,
-    AddPositions,
-    AddPositionsBackward,
-    RmsNorm,
-    RmsNormBackward,
-    LayerNorm,
-    LayerNormBackward,
-    Rotary,
-    SplitQkv,
-    JoinQkv,
-    Attention,
-    AttentionBackward,
-    FlashAttention,
-    FlashAttentionBackward,
-    StoreInCache,
-    CachedAttention,
-    Swiglu,
-    SwigluBackward,
-    Route,
-    RouteBackward,
-    RouterZLoss,
-    GroupByExpert,
-    CountChoices,
-    BalanceLoss,
-    StepRouterBias,
-    SumRows,
-    GroupedMatmul,
-    GroupedGradient,
-    WeighedSwiglu,
-    WeighedSwigluBackward,
-    RotaryTail,
-    ExpandKeys,
-    ExpandKeysBackward,
-    Gelu,
-    GeluBackward,
-    CrossEntropy,
-    PreferenceLoss,
-    Sum,
-    NormGrains,
-    NormAndClip,
-    SumInOrder,
-    AdamW,
-    Momentum,
-    DivideByNorm,
-    Combine,
-    StepAlong,
-    VarianceScale,
-    VarianceSums,
-    FactorVariance,
-    UpdateSquares,
-    WeightSquares,
-    AdafactorRate,
-    AdafactorStep,
+    "products": Matmul, Gram, ScaledMatmul, GroupedMatmul, GroupedGradient;
+    "attention": Attention, AttentionBackward, FlashAttention, FlashAttentionBackward, StoreInCache, CachedAttention;
+    "norms": RmsNorm, RmsNormBackward, LayerNorm, LayerNormBackward;
+    "rotary, split and join": Rotary, SplitQkv, JoinQkv, RotaryTail, ExpandKeys, ExpandKeysBackward;
+    "activation functions": Swiglu, SwigluBackward, WeighedSwiglu, WeighedSwigluBackward, Gelu, GeluBackward;
+    "passes of FP8": AbsMax, Quantise, QuantiseTransposed, TransposeCodes;
+    "widening of frozen codes": DequantiseBytes, DequantiseNf4;
+    "routing to experts": Route, RouteBackward, RouterZLoss, GroupByExpert, CountChoices, BalanceLoss, StepRouterBias, SumRows;
+    "biases": AddBias, BiasBackward;
+    "dropout": BiasDropoutAdd, DropoutBackward;
+    "embedding": Embedding, EmbeddingBackward, AddPositions, AddPositionsBackward;
+    "losses": CrossEntropy, PreferenceLoss, Sum;
+    "gradients and optimizer": NormGrains, NormAndClip, SumInOrder, AdamW, Momentum, DivideByNorm, Combine, StepAlong,
+        VarianceScale, VarianceSums, FactorVariance, UpdateSquares, WeightSquares, AdafactorRate, AdafactorStep;
+    "copies": Fill, Copy;
 }
 
 impl Operation<'_> {

@@ -2,3 +2,4 @@
 
 mod between;
 mod experts;
+mod operations;

@@ -165,7 +165,7 @@ fn hardware_is_what_plans_assume() {
     let (offload, link) = (&plan["offload"], &plan["stages"][1]["time"]["link_gbps"]);
     let products = offload["assumed_tflops"].as_f64().unwrap();
     let rates = [
-        ("peak_tflops", format!("half of {}", 2.0 * products)),
+        ("peak_tflops", format!("0.7 of {:.0}", products / 0.7)),
         ("h2d_gbps", offload["h2d_gbps"].to_string()),
         ("d2h_gbps", offload["d2h_gbps"].to_string()),
         ("both_ways_gbps", offload["both_ways_gbps"].to_string()),

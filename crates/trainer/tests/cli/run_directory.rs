@@ -32,7 +32,7 @@ fn assert_steps_are_planned(plan: &Value, metrics: &Metrics, what: &str) {
 #[track_caller]
 fn assert_is_planned(printed: &str, written: &str) {
     let mut printed: Value = serde_json::from_str(printed).unwrap();
-    for name in ["strategies", "effects"] {
+    for name in ["strategies", "effects", "operations"] {
         let others = printed.as_object_mut().unwrap().remove(name).unwrap();
         assert!(!others.as_array().unwrap().is_empty(), "{name}");
     }

@@ -140,6 +140,7 @@ fn what_costs_nothing_comes_first_and_shorter_sequences_last() {
     let order = [
         "optim.master=bf16-split",
         "optim.state_dtype=8bit",
+        "optim.master=bf16+8",
         "offload.optimizer=pinned",
         "data.seq=128",
     ];
@@ -148,13 +149,14 @@ fn what_costs_nothing_comes_first_and_shorter_sequences_last() {
         found.unwrap_or_else(|| panic!("{set}: {rungs:#?}"))
     });
     assert!(positions.is_sorted(), "{positions:?}: {rungs:#?}");
-    assert_eq!((positions[0], positions[3]), (0, rungs.len() - 1));
+    assert_eq!((positions[0], positions[4]), (0, rungs.len() - 1));
     let first = &rungs[0];
     assert!(
         !first.changes_math && first.cost_fraction <= 0.0,
         "{first:?}"
     );
-    assert!(rungs[positions[2]].cost_fraction > 0.0, "{rungs:?}");
+    assert!(rungs[positions[2]].changes_math, "{rungs:?}");
+    assert!(rungs[positions[3]].cost_fraction > 0.0, "{rungs:?}");
 }
 
 /// A rung that saves much may do without dear ones before it.

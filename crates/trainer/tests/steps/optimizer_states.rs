@@ -364,7 +364,10 @@ fn smaller_states_are_among_the_fixes_and_fit() {
                 last && fix.changes_math == changes_math
             })
         };
-        assert_eq!(has("optim.master=bf16-split", false), dtype == DType::BF16);
+        for (master, changes_math) in [("bf16-split", false), ("bf16+8", true)] {
+            let set = format!("optim.master={master}");
+            assert_eq!(has(&set, changes_math), dtype == DType::BF16, "{set}");
+        }
         assert!(has("optim.state_dtype=8bit", true), "{:?}", report.fixes);
         // Beside f32 weights, the workspace in which bf16 products are widened is larger than this model's gradients.
         assert_eq!(has("optim.grad_dtype=bf16", true), dtype == DType::BF16);

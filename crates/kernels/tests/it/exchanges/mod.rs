@@ -260,6 +260,8 @@ fn a_group_of_one_copies() {
 fn exchanges_take_time_on_paper() {
     let rates = Rates {
         flops: 1.0,
+        grouped_flops: 1.0,
+        attention_flops: [1.0; 2],
         memory: 1.0,
         upload: 1.0,
         download: 1.0,

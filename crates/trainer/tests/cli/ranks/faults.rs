@@ -221,7 +221,7 @@ fn a_rank_that_stops() {
 #[test]
 fn a_rank_that_is_slow_as_planned() {
     let place = place();
-    let more = "--cp 2 --zero 2 --set collectives.timeout_s=5 --set hardware.peak_tflops=0.00004";
+    let more = "--cp 2 --zero 2 --set collectives.timeout_s=5 --set hardware.peak_tflops=0.00003";
     let child = endless(&place, 2, more);
     send("STOP", process_of_rank(&child, 1));
     let (code, said) = ends(child);
