@@ -196,7 +196,10 @@ impl<'a> Pass<'a> {
         &mut self,
         ids: &[ParameterId],
     ) -> Option<(ByColumns<Out<'_>>, Init<'static>)> {
-        if self.lie_together(ids) || !ids.iter().all(|id| id.is_trained()) {
+        if !ids.iter().all(|id| id.is_trained()) {
+            return None;
+        }
+        if self.lie_together(ids) {
             let (joined, init) = self.accumulate_joined(ids)?;
             return Some((joined.into(), init));
         }

@@ -62,12 +62,7 @@ impl Pass<'_> {
         read_by: Option<Fp8Reader>,
         made: DType,
     ) -> LargestMagnitude<'_> {
-        let layer = read_by.map(|reader| reader.layer);
-        let site = self.site_in_training(layer, Fp8Operand::Input);
-        let saved = &mut self.work.saved;
-        site.map_or(LargestMagnitude::Unused, |site| {
-            saved.largest(site, made.is_fp8())
-        })
+        self.parameters_and_largest(&[], (read_by, made)).1
     }
 
     /// An operand of a layer in FP8; none outside training, where nothing is.

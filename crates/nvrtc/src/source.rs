@@ -82,24 +82,28 @@ pub fn read_sources(folder: &Path) -> Result<Vec<Source>, Error> {
 
 /// The texts of all headers of the folder that a source includes, or another of them.
 fn read_headers(folder: &Path, source: &str) -> Result<Vec<String>, Error> {
-    let included = |text: &str| -> Vec<PathBuf> {
-        let lines = text.lines();
-        let names = lines.filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
-        names.map(|name| folder.join(name)).collect()
-    };
-    let (mut paths, mut texts) = (included(source), Vec::new());
+    let (mut paths, mut texts) = (Vec::new(), Vec::new());
+    add_included(&mut paths, folder, source);
     while let Some(path) = paths.get(texts.len()).cloned() {
         let text = std::fs::read_to_string(&path).map_err(|error| Error::File { path, error })?;
-        let further = included(&text);
-        paths.extend(
-            further
-                .into_iter()
-                .filter(|path| !paths.contains(path))
-                .collect::<Vec<_>>(),
-        );
+        add_included(&mut paths, folder, &text);
         texts.push(text);
     }
     Ok(texts)
+}
+
+/// Adds the headers of the folder that a text includes, unless they are there.
+fn add_included(paths: &mut Vec<PathBuf>, folder: &Path, text: &str) {
+    for line in text.lines() {
+        let name = line.trim_start().strip_prefix("#include \"");
+        let Some((name, _)) = name.and_then(|name| name.split_once('"')) else {
+            continue;
+        };
+        let path = folder.join(name);
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -74,7 +74,8 @@ impl Change {
         set.collect()
     }
 
-    /// Whether the loss changes by a bit, if only by the order of sums. A master that is split instead of f32 has the same bits.
+    /// Whether the loss changes by a bit, if only by the order of sums. A split master has the bits of an f32 one, from
+    /// which alone levers change to it.
     pub(crate) fn changes_math(&self) -> bool {
         let keeps_bits = |name| dotted::find(name).is_some_and(|key| key.is(Mark::KeepsBits));
         let exact_master = MasterFormat::Remainder.to_string();

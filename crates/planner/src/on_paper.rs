@@ -21,11 +21,10 @@ pub(crate) struct Paper {
     pub(crate) measured: Measured,
 }
 
-/// A PCIe Gen5 slot with 16 lanes, pinned memory: 54.9 to 55.5 on hosts of an H100 and an H200 (`benches/results/2026-11-27-h100.md`, as
-/// all rates here that are measured).
+/// A PCIe Gen5 slot with 16 lanes, pinned memory: 54.9 to 55.5 on hosts of an H100 and an H200 (`benches/results/2026-11-27-h100.md`).
 const GBPS: f64 = 55.0;
 
-/// The share of the sum of both rates that is left while both directions are busy: 0.87 on the H100's host, 0.85 and 0.92 on the H200's.
+/// The share of the sum of both rates that is left while both directions are busy, by the same page: 0.87 on the H100's host, 0.85 and 0.92 on the H200's.
 const BOTH_WAYS: f64 = 0.85;
 
 /// One NVMe drive in a PCIe Gen4 slot, by data sheet. Drives for Gen5 read twice as fast.
@@ -40,14 +39,14 @@ pub(crate) const NVLINK_RANKS: usize = 8;
 /// One network card of 400 Gbit/s for each GPU, by data sheet.
 const NETWORK_GBPS: f64 = 50.0;
 
-/// Copies on an H100, read and written. An H200 has 3,660.
+/// Copies on an H100, read and written, by the same page. An H200 has 3,660.
 const MEMORY_GBPS: f64 = 2720.0;
 
 /// H100 and H200 by data sheet, dense bf16.
 const PEAK_TFLOPS: f64 = 989.0;
 
-/// The share of the peak that the products of a step reach: 0.60 in Qwen2.5-0.5B and 0.73 in Llama-3.2 1B on an H200, one by one
-/// (`benches/results/2026-11-26-h200.md`). Large ones by themselves reach 0.79.
+/// The share of the peak that the products of a step reach, each timed alone on an H200: 0.60 in Qwen2.5-0.5B and 0.73 in Llama-3.2 1B
+/// (`benches/results/2026-11-26-h200.md`). Large ones reach 0.79.
 pub(crate) const UTILISATION: f64 = 0.7;
 
 /// The share that grouped products reach, by the same page: 0.20 to 0.28.

@@ -136,7 +136,7 @@ impl Times {
         let Cost { flops, bytes } = cost;
         let rates = &self.rates;
         let rate = match operation {
-            // Costs count half of their operations.
+            // Its cost counts half of its operations.
             Operation::ScaledMatmul(_) => rates.flops * FP8_OVER_BF16 / 2.0,
             Operation::GroupedMatmul(_) | Operation::GroupedGradient(_) => rates.grouped_flops,
             Operation::FlashAttention(_) => rates.attention_flops[0],

@@ -80,11 +80,11 @@ const NOT_EXECUTED: [(&str, &str); 13] = [
     ("quantise_transposed_e4m3_f32", "ld.global.v4.u32"),
 ];
 
-/// The opcodes of each kernel of a text, whose names end like this.
-fn opcodes(text: &str, on: &str) -> Vec<(String, &'static str)> {
+/// The opcodes of each kernel of a text.
+fn opcodes(text: &str) -> Vec<(String, &'static str)> {
     let module = Module::parse(text).unwrap();
     let of = |kernel: &PtxKernel| {
-        let name = format!("{}{on}", kernel.name());
+        let name = kernel.name().to_string();
         kernel
             .opcodes()
             .into_iter()
@@ -96,8 +96,8 @@ fn opcodes(text: &str, on: &str) -> Vec<(String, &'static str)> {
 /// The opcodes of all kernels; of what Hopper runs only those that the kernel has not elsewhere.
 fn all_opcodes() -> BTreeSet<(String, &'static str)> {
     let texts = kernels::cuda::ptx();
-    let elsewhere: BTreeSet<_> = texts.flat_map(|(_, text)| opcodes(&text, "")).collect();
-    let on_hopper = kernels::cuda::ptx_on_hopper().flat_map(|(_, text)| opcodes(&text, ""));
+    let elsewhere: BTreeSet<_> = texts.flat_map(|(_, text)| opcodes(&text)).collect();
+    let on_hopper = kernels::cuda::ptx_on_hopper().flat_map(|(_, text)| opcodes(&text));
     let own = on_hopper.filter(|pair| !elsewhere.contains(pair));
     let own = own.map(|(kernel, opcode)| (format!("{kernel}{ON_HOPPER}"), opcode));
     let own: Vec<_> = own.collect();

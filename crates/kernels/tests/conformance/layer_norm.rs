@@ -80,6 +80,8 @@ impl Case for LayerNorm {
         let [mut mean, mut rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
         let of = (self.dtype, [self.tokens, self.hidden]);
         let y = with_codes(device, of, |y, largest| {
+            // Each call writes its own.
+            [mean, rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
             device.run(operation::LayerNorm {
                 y: Some(y),
                 mean: Some(mean.view_mut()),

@@ -18,7 +18,7 @@ struct RmsNorm {
     gradient: DType,
     tokens: usize,
     hidden: usize,
-    /// LargestMagnitude of the input's entries: where it is small, `eps` counts.
+    /// Largest of the input's entries: where it is small, `eps` counts.
     range: f64,
     dx_start: Start,
     dweight_start: Start,
@@ -89,6 +89,8 @@ impl Case for RmsNorm {
         let mut rstd = device.room(DType::F32, [self.tokens]);
         let of = (self.dtype, [self.tokens, self.hidden]);
         let y = with_codes(device, of, |y, largest| {
+            // Each call writes its own.
+            rstd = device.room(DType::F32, [self.tokens]);
             device.run(kernels::RmsNorm {
                 y: Some(y),
                 rstd: Some(rstd.view_mut()),

@@ -15,7 +15,7 @@ struct Swiglu {
     dtype: DType,
     tokens: usize,
     width: usize,
-    /// LargestMagnitude of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
+    /// Largest of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
     range: f64,
     /// That of up's.
     up_range: f64,
