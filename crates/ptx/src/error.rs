@@ -66,7 +66,9 @@ pub enum MistakeKind {
     Barrier,
     /// An instruction of several lanes in which some do not take part, or that reads a lane that does not.
     Lanes,
-    /// An asynchronous copy that its thread never waited for.
+    /// An instruction of a group of four warps that these do not execute alike.
+    Group,
+    /// An asynchronous copy or product that its thread never waited for.
     Unfinished,
     /// A division by zero, or an operand without meaning.
     Meaningless,

@@ -35,6 +35,7 @@ mod async_copy;
 mod barrier;
 #[cfg(feature = "cuda")]
 mod binary;
+mod clock;
 mod collective;
 mod compare;
 mod control;
@@ -48,17 +49,20 @@ mod lines;
 mod logic;
 mod machine;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod module;
 mod opcodes;
 mod operands;
 mod parse;
+mod phase;
 mod registers;
 mod report;
 mod shadow;
 mod text;
 mod texts;
 mod warp;
+mod warp_group;
 
 #[cfg(feature = "cuda")]
 pub use binary::with_lines;

@@ -6,13 +6,15 @@
 //! Within a warp, a shuffle or vote of all lanes orders what they have read before what they write afterwards, since a lane gives
 //! what it made of the values. It does not make their writes visible: for that the clock goes on, but not what is known of it.
 
+use std::collections::HashMap;
+
 /// Bytes of a page: an access lies in one.
 const PAGE_BYTES: usize = 1024;
 
 /// Fields of a [`Cell`].
 const CLOCK_BITS: u32 = 29;
 const THREAD_BITS: u32 = 11;
-/// Thread-field values for several threads: `SEVERAL` for the block, `OF_WARP + w` for warp w.
+/// Thread-field values for several threads: `OF_WARP + w` for warp w, `SEVERAL` for several warps, whose [`ReadSets`] has them.
 const SEVERAL: u64 = (1 << THREAD_BITS) - 1;
 const OF_WARP: u64 = 1024;
 /// In the place of a block: several.
@@ -32,8 +34,20 @@ pub(crate) struct Who<'a> {
     pub(crate) time: u32,
     /// For each warp of the block, the time of its clock before which its accesses precede this one.
     pub(crate) seen: &'a [u32],
-    /// How many barriers of the whole block there were.
-    pub(crate) barriers: u32,
+}
+
+impl Who<'_> {
+    fn warp(&self) -> usize {
+        self.thread / 32
+    }
+
+    /// The time before which accesses of a warp are ordered before this one; `own` is that of its own warp.
+    fn limit(&self, warp: usize, own: u32) -> u32 {
+        match warp == self.warp() {
+            true => own,
+            false => self.seen[warp],
+        }
+    }
 }
 
 /// An access: block + 1, thread and time; zero if there was none.
@@ -72,41 +86,47 @@ impl Cell {
         }
     }
 
-    /// Whether the access is ordered before `who`'s current one; `own` is the limit for its own warp.
+    /// Whether the access, of one thread or one warp, is ordered before `who`'s current one; `own` is the limit for its own warp.
     fn is_before_since(self, who: &Who, own: u32) -> bool {
-        if self.0 == 0 {
-            return true;
-        }
-        self.block() == who.block + 1
-            && match self.warp() {
-                None => self.time() < who.barriers,
-                Some(_) if self.thread() == who.thread as u64 => true,
-                Some(warp) if warp == who.thread / 32 => self.time() < own,
-                Some(warp) => self.time() < who.seen[warp],
-            }
+        self.0 == 0
+            || self.block() == who.block + 1
+                && (self.thread() == who.thread as u64
+                    || self
+                        .warp()
+                        .is_some_and(|warp| self.time() < who.limit(warp, own)))
     }
 
     /// For writes: visible to `who`.
     fn is_visible(self, who: &Who) -> bool {
-        self.is_before_since(who, who.seen[who.thread / 32])
+        self.is_before_since(who, who.seen[who.warp()])
     }
 
     /// For reads: finished before `who` writes.
-    fn is_over(self, who: &Who) -> bool {
-        self.is_before_since(who, who.time)
+    fn is_over(self, who: &Who, sets: &ReadSets) -> bool {
+        match self.thread() {
+            SEVERAL if self.block() == who.block + 1 => {
+                let mut times = sets.sets[self.time() as usize].iter().enumerate();
+                times.all(|(warp, time)| *time <= who.limit(warp, who.time))
+            }
+            _ => self.is_before_since(who, who.time),
+        }
     }
 
-    /// Combines this read with one by `who`.
-    fn and(self, who: &Who) -> Cell {
-        let warp = who.thread / 32;
-        if self.is_over(who) {
-            Cell::of(who)
+    /// A read by all lanes of a warp.
+    fn of_warp(who: &Who) -> Cell {
+        Cell::new(who.block + 1, OF_WARP + who.warp() as u64, who.time)
+    }
+
+    /// Combines this read with `other`, one by `who`.
+    fn and(self, other: Cell, who: &Who, sets: &mut ReadSets) -> Cell {
+        if self.is_over(who, sets) {
+            other
         } else if self.block() != who.block + 1 {
             Cell::BY_SEVERAL_BLOCKS
-        } else if self.warp() == Some(warp) {
-            Cell::new(who.block + 1, OF_WARP + warp as u64, who.time)
+        } else if self.warp() == Some(who.warp()) {
+            Cell::of_warp(who)
         } else {
-            Cell::new(who.block + 1, SEVERAL, who.barriers)
+            sets.with(self, who)
         }
     }
 
@@ -116,6 +136,47 @@ impl Cell {
             (block, OF_WARP..) => format!("several threads of block number {}", block - 1),
             (block, thread) => format!("thread number {thread} of block number {}", block - 1),
         }
+    }
+}
+
+/// Reads of several warps: for each, the time after its last one, or 0. A cell's time is the number of its set.
+#[derive(Default)]
+struct ReadSets {
+    /// The launch that the rest is of.
+    launch: u64,
+    sets: Vec<Vec<u32>>,
+    /// The set that a cell became by a read of a warp at a time: bytes that are read alike share their sets.
+    made: HashMap<(u64, usize, u32), Cell>,
+}
+
+impl ReadSets {
+    fn begin(&mut self, launch: u64) {
+        if self.launch != launch {
+            self.launch = launch;
+            self.sets.clear();
+            self.made.clear();
+        }
+    }
+
+    /// The reads of a cell and one more.
+    fn with(&mut self, cell: Cell, who: &Who) -> Cell {
+        let key = (cell.0, who.warp(), who.time);
+        if let Some(made) = self.made.get(&key) {
+            return *made;
+        }
+        let mut times = match cell.warp() {
+            None => self.sets[cell.time() as usize].clone(),
+            Some(warp) => {
+                let mut times = vec![0; who.seen.len()];
+                times[warp] = cell.time() + 1;
+                times
+            }
+        };
+        times[who.warp()] = who.time + 1;
+        let made = Cell::new(who.block + 1, SEVERAL, self.sets.len() as u32);
+        self.sets.push(times);
+        self.made.insert(key, made);
+        made
     }
 }
 
@@ -163,6 +224,7 @@ impl Page {
 /// The accesses of a region during one launch.
 pub(crate) struct Shadow {
     pages: Vec<Page>,
+    sets: ReadSets,
 }
 
 impl Shadow {
@@ -170,6 +232,7 @@ impl Shadow {
         let pages = bytes.div_ceil(PAGE_BYTES);
         Shadow {
             pages: std::iter::repeat_with(Page::default).take(pages).collect(),
+            sets: ReadSets::default(),
         }
     }
 
@@ -183,6 +246,8 @@ impl Shadow {
         launch: u64,
         who: &Who,
     ) -> Result<(), String> {
+        let sets = &mut self.sets;
+        sets.begin(launch);
         let page = &mut self.pages[offset / PAGE_BYTES];
         if page.launch != launch {
             page.clear(launch, bytes);
@@ -196,10 +261,10 @@ impl Shadow {
                 return Err(format!("{} wrote it", write.describe()));
             }
             match touch {
-                AccessKind::Read => *read = read.and(who),
+                AccessKind::Read => *read = read.and(Cell::of(who), who, sets),
                 AccessKind::ReadOnly if write.0 == 0 => *read = Cell::BY_SEVERAL_BLOCKS,
                 AccessKind::ReadOnly => return Err("this launch wrote it".into()),
-                AccessKind::Write if read.is_over(who) => *write = Cell::of(who),
+                AccessKind::Write if read.is_over(who, sets) => *write = Cell::of(who),
                 AccessKind::Write => return Err(format!("{} read it", read.describe())),
             }
         }

@@ -9,9 +9,11 @@ mod lanes;
 mod launches;
 mod logic;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod mistakes;
 mod races;
+mod warp_group;
 
 use harness::{Program, Table};
 use std::collections::BTreeSet;
@@ -25,11 +27,13 @@ const TABLES: [Table; 4] = [
 ];
 
 /// Every other opcode has a test that returns the program that it ran.
-const PROGRAMS: [&[(&str, Program)]; 4] = [
+const PROGRAMS: [&[(&str, Program)]; 6] = [
     async_copy::PROGRAMS,
     lanes::PROGRAMS,
     matrix::PROGRAMS,
+    mbarrier::PROGRAMS,
     memory::PROGRAMS,
+    warp_group::PROGRAMS,
 ];
 
 #[test]
