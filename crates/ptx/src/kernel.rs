@@ -38,6 +38,8 @@ pub struct PtxKernel {
     pub(crate) name: String,
     pub(crate) parameters: Vec<PtxParameter>,
     pub(crate) code: Vec<PtxInstruction>,
+    /// Whether groups of warps multiply.
+    pub(crate) has_products: bool,
     /// Registers before the first instruction.
     pub(crate) registers: Registers,
     /// Arrays in shared memory: address, name, bytes.

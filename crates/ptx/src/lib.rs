@@ -41,6 +41,7 @@ mod compare;
 mod control;
 mod convert;
 mod copies;
+mod descriptor;
 mod driver;
 mod error;
 mod executable;
@@ -56,6 +57,7 @@ mod opcodes;
 mod operands;
 mod parse;
 mod phase;
+mod products;
 mod registers;
 mod report;
 mod shadow;
@@ -63,6 +65,7 @@ mod text;
 mod texts;
 mod warp;
 mod warp_group;
+mod wgmma;
 
 #[cfg(feature = "cuda")]
 pub use binary::with_lines;

@@ -12,6 +12,7 @@ use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
 use crate::phase::Mbarriers;
+use crate::products::{self, Products};
 use crate::registers::{File, LANES, LaneMask, Numbered, Register, Registers, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
 use crate::warp::{LaneGroup, Warp};
@@ -116,6 +117,7 @@ impl Machine<'_> {
             groups: Vec::new(),
             arrival: None,
             copies: Default::default(),
+            products: None,
             local: Vec::new(),
             time: 0,
             clock: VectorClock::default(),
@@ -141,6 +143,8 @@ impl Machine<'_> {
         words[12] = by_lane(|lane| lane as u32);
         warp.groups = vec![LaneGroup::new(0, warp.whole)];
         warp.copies = Default::default();
+        let words = self.kernel.registers.words.len();
+        warp.products = self.kernel.has_products.then(|| Products::new(words));
         let threads = width * height * self.block[2];
         warp.clock = VectorClock::new((threads as usize).div_ceil(LANES));
         warp.ahead.fill(None);
@@ -275,6 +279,9 @@ impl Machine<'_> {
             self.instructions += u64::from(mask.count_ones());
             self.has_run[group.at] |= mask != 0;
             check_registers(instruction, &warp.registers, group.lanes, mask).map_err(stopped)?;
+            if let Some(products) = warp.products.as_mut().filter(|_| mask != 0) {
+                products.touch(instruction).map_err(stopped)?;
+            }
             // Nobody reads a result before the instruction is through, even if that waits for other lanes.
             warp.registers.set_written(&instruction.written, mask);
             match &instruction.action {
@@ -326,6 +333,7 @@ impl Machine<'_> {
                 }
                 Executable::End => {
                     check_copies(warp, mask).map_err(stopped)?;
+                    products::check_end(warp, mask).map_err(stopped)?;
                     group.lanes &= !mask;
                     if group.lanes == 0 {
                         return Ok(());

@@ -3,12 +3,12 @@
 use crate::executable::{Decode, Opcodes};
 use crate::{
     access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix, mbarrier,
-    warp_group,
+    warp_group, wgmma,
 };
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-const FAMILIES: [Opcodes; 13] = [
+const FAMILIES: [Opcodes; 15] = [
     access::OPCODES,
     access::PARAMETERS,
     access::WINDOWS,
@@ -22,6 +22,8 @@ const FAMILIES: [Opcodes; 13] = [
     matrix::OPCODES,
     mbarrier::OPCODES,
     warp_group::OPCODES,
+    wgmma::OPCODES,
+    wgmma::PRODUCTS,
 ];
 
 /// Every opcode that is supported, with all its modifiers, in no order that matters.

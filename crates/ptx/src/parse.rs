@@ -291,6 +291,7 @@ impl<'t> Parser<'t> {
         Ok(PtxKernel {
             name: name.into(),
             parameters,
+            has_products: code.iter().any(|code| code.opcode.starts_with("wgmma.")),
             code,
             registers: names.registers,
             shared,

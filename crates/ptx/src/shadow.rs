@@ -6,7 +6,9 @@
 //! Within a warp, a shuffle or vote of all lanes orders what they have read before what they write afterwards, since a lane gives
 //! what it made of the values. It does not make their writes visible: for that the clock goes on, but not what is known of it.
 
+use crate::error::MistakeKind;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Bytes of a page: an access lies in one.
 const PAGE_BYTES: usize = 1024;
@@ -236,6 +238,57 @@ impl Shadow {
         }
     }
 
+    /// The page of an access, and its pieces there.
+    #[inline]
+    fn pieces(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        launch: u64,
+    ) -> (&mut Page, &mut ReadSets, Range<usize>) {
+        self.sets.begin(launch);
+        let page = &mut self.pages[offset / PAGE_BYTES];
+        if page.launch != launch {
+            page.clear(launch, bytes);
+        } else if page.piece_bytes > bytes {
+            page.refine(bytes);
+        }
+        let first = offset % PAGE_BYTES / page.piece_bytes;
+        let pieces = first..first + bytes / page.piece_bytes;
+        (page, &mut self.sets, pieces)
+    }
+
+    /// Notes a read by a product of a warp, before which a proxy fence has to follow the last write: `fenced` has the times
+    /// of these. If something is missing, says what.
+    pub(crate) fn note_product(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        launch: u64,
+        who: &Who,
+        fenced: &[u32],
+    ) -> Result<(), (MistakeKind, String)> {
+        let (page, sets, pieces) = self.pieces(offset, bytes, launch);
+        for index in pieces {
+            let write = page.writes[index];
+            if let Some(warp) = write.warp().filter(|_| write.0 != 0) {
+                // All lanes of the group read, so what one of them wrote is ordered by a barrier or not at all.
+                if write.block() != who.block + 1 || write.time() >= who.seen[warp] {
+                    return Err((MistakeKind::Race, format!("{} wrote it", write.describe())));
+                }
+                if write.time() >= fenced[warp] {
+                    return Err((
+                        MistakeKind::Unfenced,
+                        format!("{} wrote it", write.describe()),
+                    ));
+                }
+            }
+            let read = &mut page.reads[index];
+            *read = read.and(Cell::of_warp(who), who, sets);
+        }
+        Ok(())
+    }
+
     /// Notes an access of `bytes` bytes, a power of two up to 16 that divides `offset`; if it races, says with whom.
     #[inline]
     pub(crate) fn note(
@@ -246,16 +299,8 @@ impl Shadow {
         launch: u64,
         who: &Who,
     ) -> Result<(), String> {
-        let sets = &mut self.sets;
-        sets.begin(launch);
-        let page = &mut self.pages[offset / PAGE_BYTES];
-        if page.launch != launch {
-            page.clear(launch, bytes);
-        } else if page.piece_bytes > bytes {
-            page.refine(bytes);
-        }
-        let first = offset % PAGE_BYTES / page.piece_bytes;
-        for index in first..first + bytes / page.piece_bytes {
+        let (page, sets, pieces) = self.pieces(offset, bytes, launch);
+        for index in pieces {
             let (read, write) = (&mut page.reads[index], &mut page.writes[index]);
             if !write.is_visible(who) {
                 return Err(format!("{} wrote it", write.describe()));

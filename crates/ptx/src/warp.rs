@@ -4,6 +4,7 @@ use crate::clock::{VectorClock, later};
 use crate::copies::AsyncCopies;
 use crate::memory::AddressSpace;
 use crate::phase::PhaseWait;
+use crate::products::Products;
 use crate::registers::{LaneMask, Registers, lanes};
 
 /// Lanes that are at the same instruction.
@@ -55,6 +56,8 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<LaneGroup>,
     pub(crate) arrival: Option<Arrival>,
     pub(crate) copies: AsyncCopies,
+    /// Products, if the kernel has any.
+    pub(crate) products: Option<Products>,
     /// Local memory, by lane.
     pub(crate) local: Vec<AddressSpace>,
     /// The time of its clock.

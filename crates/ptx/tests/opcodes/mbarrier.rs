@@ -5,10 +5,6 @@ use ptx::MistakeKind;
 
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("cp.async.mbarrier.arrive.noinc.shared::cta.b64", ring),
-    ("fence.proxy.async.shared::cta", || {
-        let text = RING.replace("bar.sync 0;", "fence.proxy.async.shared::cta;\nbar.sync 0;");
-        passes(&kernel(&text))
-    }),
     ("fence.mbarrier_init.release.cluster", ring),
     ("mbarrier.arrive.expect_tx.shared::cta.b64", || {
         let text = RING.replace(
