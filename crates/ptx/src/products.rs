@@ -7,17 +7,16 @@ use crate::kernel::PtxInstruction;
 use crate::registers::{File, LANES, LaneMask, Numbered};
 use crate::shadow::Who;
 use crate::warp::Warp;
-use std::rc::Rc;
 
 /// What a product uses.
 pub(crate) struct Product {
     /// The registers that it adds to, and those of its left factor.
-    pub(crate) sums: Rc<[Numbered]>,
-    pub(crate) left: Rc<[Numbered]>,
+    pub(crate) sums: Box<[Numbered]>,
+    pub(crate) left: Box<[Numbered]>,
     /// The chunks of shared memory that it reads.
     pub(crate) chunks: Vec<u64>,
-    /// What preceded it: nothing that it reads was written later.
-    pub(crate) clock: Rc<VectorClock>,
+    /// What preceded it: nothing that it reads may be written later.
+    pub(crate) clock: VectorClock,
     /// The number of its group; none before it is committed.
     pub(crate) group: Option<u32>,
 }
@@ -171,7 +170,8 @@ impl Products {
     }
 }
 
-/// Waits for all committed groups except the `newest`. They have read shared memory until now.
+/// Waits for all committed groups except the `newest`. They have read shared memory until now, and the warp knows it as one: so
+/// one lane can free for all what they read.
 pub(crate) fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wrong> {
     let products = warp.products.as_mut().expect("the kernel has products");
     for product in products.take(newest) {

@@ -148,8 +148,13 @@ struct ReadSets {
     launch: u64,
     sets: Vec<Vec<u32>>,
     /// The set that a cell became by a read of a warp at a time: bytes that are read alike share their sets.
-    made: HashMap<(u64, usize, u32), Cell>,
+    made: HashMap<Joined, Cell>,
+    /// The last of these: neighbours are mostly read one after the other.
+    recent: Option<(Joined, Cell)>,
 }
+
+/// A cell, and the warp and its time by whose read it becomes a set.
+type Joined = (u64, usize, u32);
 
 impl ReadSets {
     fn begin(&mut self, launch: u64) {
@@ -157,15 +162,23 @@ impl ReadSets {
             self.launch = launch;
             self.sets.clear();
             self.made.clear();
+            self.recent = None;
         }
     }
 
     /// The reads of a cell and one more.
     fn with(&mut self, cell: Cell, who: &Who) -> Cell {
         let key = (cell.0, who.warp(), who.time);
-        if let Some(made) = self.made.get(&key) {
-            return *made;
+        if let Some((_, made)) = self.recent.filter(|(recent, _)| *recent == key) {
+            return made;
         }
+        let made = self.made.get(&key).copied();
+        let made = made.unwrap_or_else(|| self.make(cell, who, key));
+        self.recent = Some((key, made));
+        made
+    }
+
+    fn make(&mut self, cell: Cell, who: &Who, key: Joined) -> Cell {
         let mut times = match cell.warp() {
             None => self.sets[cell.time() as usize].clone(),
             Some(warp) => {

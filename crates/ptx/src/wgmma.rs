@@ -14,7 +14,7 @@ use crate::registers::{Condition, File, LANES, LaneMask, Numbered, Register};
 use crate::shadow::Who;
 use crate::warp::Warp;
 use crate::warp_group::WARPS;
-use std::rc::Rc;
+use std::ops::Range;
 
 macro_rules! products {
     ($($n:literal)*) => {
@@ -68,54 +68,62 @@ fn step(
     }))
 }
 
-/// The left factor of a product: in registers, or in shared memory and perhaps transposed.
-#[derive(Clone)]
-enum Left {
-    Registers(Vec<Numbered>),
-    Shared(Register<u64>, bool),
+/// A factor in shared memory.
+#[derive(Clone, Copy)]
+struct Factor {
+    descriptor: Register<u64>,
+    is_transposed: bool,
 }
 
 /// A decoded product of 64 rows.
 struct Multiply {
     sums: Vec<Numbered>,
-    left: Left,
-    right: Register<u64>,
-    is_right_transposed: bool,
+    /// The left factor, if it is in shared memory; else its four registers.
+    left: Option<Factor>,
+    left_registers: Vec<Numbered>,
+    right: Factor,
     /// Whether it adds to the sums.
     adds: Condition,
     sign: f32,
+}
+
+/// An integer that says whether a factor is transposed.
+fn flag(o: &PtxOperands, index: usize) -> Result<bool, String> {
+    match o.integer(index)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(format!("{other} says not whether it is transposed")),
+    }
+}
+
+/// An integer by which a factor is multiplied.
+fn sign(o: &PtxOperands, index: usize) -> Result<f32, String> {
+    match o.integer(index)? as i64 {
+        1 => Ok(1.0),
+        -1 => Ok(-1.0),
+        other => Err(format!("a factor is multiplied by 1 or -1, not {other}")),
+    }
 }
 
 /// `{d}, a, b, p, 1, 1, ta, tb`, where `a` is a descriptor, or `{d}, {a}, b, p, 1, 1, tb`.
 fn multiply(o: &mut PtxOperands, columns: usize) -> Decoded {
     let is_in_registers = matches!(o.operand(1)?, PtxOperand::Vector(_));
     o.exactly(if is_in_registers { 7 } else { 8 })?;
-    let flag = |o: &PtxOperands, index| match o.integer(index)? {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(format!("{other} says not whether it is transposed")),
-    };
-    let sign = |o: &PtxOperands, index| match o.integer(index)? as i64 {
-        1 => Ok(1.0),
-        -1 => Ok(-1.0),
-        other => Err(format!("a factor is multiplied by 1 or -1, not {other}")),
-    };
-    // The products know which registers they use, so the instruction itself does not.
+    // The warp's products watch these registers, so the instruction itself names none.
     o.target_places(0, columns / 2)?;
     let sums = std::mem::take(&mut o.written);
-    let left = match is_in_registers {
-        true => {
-            o.places(1, 4)?;
-            Left::Registers(std::mem::take(&mut o.read))
-        }
-        false => Left::Shared(o.source(1)?, flag(o, 6)?),
-    };
-    let in_registers: &[Numbered] = match &left {
-        Left::Registers(left) => left,
-        Left::Shared(..) => &[],
-    };
-    let mut registers = sums.iter().chain(in_registers);
-    if is_in_registers && in_registers.len() != 4
+    let (mut left, mut left_registers) = (None, Vec::new());
+    if is_in_registers {
+        o.places(1, 4)?;
+        left_registers = std::mem::take(&mut o.read);
+    } else {
+        left = Some(Factor {
+            descriptor: o.source(1)?,
+            is_transposed: flag(o, 6)?,
+        });
+    }
+    let mut registers = sums.iter().chain(&left_registers);
+    if is_in_registers && left_registers.len() != 4
         || !registers.all(|register| register.file == File::Words)
     {
         return Err("sums, and four factors in registers, are words".into());
@@ -123,8 +131,11 @@ fn multiply(o: &mut PtxOperands, columns: usize) -> Decoded {
     let product = Multiply {
         sums,
         left,
-        right: o.source(2)?,
-        is_right_transposed: flag(o, o.list.len() - 1)?,
+        left_registers,
+        right: Factor {
+            descriptor: o.source(2)?,
+            is_transposed: flag(o, o.list.len() - 1)?,
+        },
         adds: o.condition(3)?,
         sign: sign(o, 4)? * sign(o, 5)?,
     };
@@ -145,56 +156,54 @@ impl Multiply {
                 ));
             }
         };
-        let right = alike(warp, self.right)?;
-        let left = match self.left {
-            Left::Shared(slot, _) => alike(warp, slot)?,
-            Left::Registers(_) => 0,
+        let right = alike(warp, self.right.descriptor)?;
+        let left = self
+            .left
+            .map(|left| alike(warp, left.descriptor))
+            .transpose()?;
+        let operands = [left.unwrap_or(0), right, adds.into()];
+        outside.groups.step(warp.index, outside.at, operands)?;
+        self.check_registers(warp, adds)?;
+        let mut chunks = Vec::new();
+        let left = match (self.left, left) {
+            (Some(Factor { is_transposed, .. }), Some(bits)) => {
+                let rows = warp.index % WARPS * ROWS..(warp.index % WARPS + 1) * ROWS;
+                Tile {
+                    bits,
+                    rows,
+                    is_transposed,
+                }
+                .load(warp, outside, &mut chunks)?
+            }
+            _ => left_of_registers(warp, &self.left_registers),
         };
-        outside
-            .groups
-            .step(warp.index, outside.at, [left, right, adds.into()])?;
-        let in_registers: &[Numbered] = match &self.left {
-            Left::Registers(registers) => registers,
-            Left::Shared(..) => &[],
+        let tile = Tile {
+            bits: right,
+            rows: 0..columns,
+            is_transposed: self.right.is_transposed,
         };
-        products(warp).check(&self.sums, in_registers)?;
+        let right = tile.load(warp, outside, &mut chunks)?;
+        self.add(warp, adds, &left, &right);
+        let product = Product {
+            sums: self.sums.as_slice().into(),
+            left: self.left_registers.as_slice().into(),
+            chunks,
+            clock: warp.clock.clone(),
+            group: None,
+        };
+        products(warp).begin(product);
+        Ok(())
+    }
+
+    fn check_registers(&self, warp: &mut Warp, adds: bool) -> Result<(), Wrong> {
+        products(warp).check(&self.sums, &self.left_registers)?;
         let sums: &[Numbered] = if adds { &self.sums } else { &[] };
-        for registers in [sums, in_registers] {
+        for registers in [sums, &self.left_registers] {
             if warp.registers.unwritten(registers, LaneMask::MAX).is_some() {
                 let message = "a product of registers that a lane never wrote";
                 return Err(Wrong::new(MistakeKind::Unwritten, message));
             }
         }
-        let mut chunks = Vec::new();
-        let first = warp.index % WARPS * ROWS;
-        let left = match &self.left {
-            Left::Registers(registers) => left_of_registers(warp, registers),
-            Left::Shared(_, is_transposed) => {
-                let tile = Tile {
-                    bits: left,
-                    first,
-                    rows: ROWS,
-                    is_transposed: *is_transposed,
-                };
-                tile.load(warp, outside, &mut chunks)?
-            }
-        };
-        let tile = Tile {
-            bits: right,
-            first: 0,
-            rows: columns,
-            is_transposed: self.is_right_transposed,
-        };
-        let right = tile.load(warp, outside, &mut chunks)?;
-        self.add(warp, adds, &left, &right);
-        let clock = Rc::new(warp.clock.clone());
-        products(warp).begin(Product {
-            sums: self.sums.as_slice().into(),
-            left: in_registers.into(),
-            chunks,
-            clock,
-            group: None,
-        });
         Ok(())
     }
 
@@ -250,8 +259,7 @@ fn left_of_registers(warp: &Warp, registers: &[Numbered]) -> Vec<[f32; K]> {
 /// Rows of a factor in shared memory: columns, of the right one.
 struct Tile {
     bits: u64,
-    first: usize,
-    rows: usize,
+    rows: Range<usize>,
     is_transposed: bool,
 }
 
@@ -274,33 +282,29 @@ impl Tile {
         };
         let mut read = |address| {
             chunks.push(address);
-            let fenced = &warp.clock.fenced;
-            outside.shared.note_product(address, &who, fenced)?;
-            let bytes = outside.shared.peek(address, CHUNK_BYTES as usize)?;
-            let halves = bytes
-                .chunks_exact(2)
-                .map(|half| u16::from_le_bytes([half[0], half[1]]));
-            Ok(halves.map(widened).collect::<Vec<f32>>())
+            let shared = &mut *outside.shared;
+            shared.note_product(address, &who, &warp.clock.fenced)?;
+            let bytes = shared.peek(address, CHUNK_BYTES as usize)?;
+            Ok(std::array::from_fn(|index| {
+                widened(u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]))
+            }))
         };
-        let mut rows = vec![[0.0; K]; self.rows];
-        match self.is_transposed {
-            false => {
-                for (index, row) in rows.iter_mut().enumerate() {
-                    for (half, values) in row.chunks_exact_mut(CHUNK).enumerate() {
-                        let address = descriptor.along_k(self.first + index, half);
-                        values.copy_from_slice(&read(address)?);
-                    }
+        let mut rows = vec![[0.0; K]; self.rows.len()];
+        if !self.is_transposed {
+            for (values, row) in rows.iter_mut().zip(self.rows.clone()) {
+                for (half, values) in values.chunks_exact_mut(CHUNK).enumerate() {
+                    let chunk: [f32; CHUNK] = read(descriptor.along_k(row, half))?;
+                    values.copy_from_slice(&chunk);
                 }
             }
-            true => {
-                for (chunk, rows) in rows.chunks_exact_mut(CHUNK).enumerate() {
-                    for k in 0..K {
-                        let values = read(descriptor.along_rows(self.first / CHUNK + chunk, k))?;
-                        rows.iter_mut()
-                            .zip(values)
-                            .for_each(|(row, value)| row[k] = value);
-                    }
-                }
+            return Ok(rows);
+        }
+        for (rows, chunk) in rows.chunks_exact_mut(CHUNK).zip(self.rows.start / CHUNK..) {
+            for k in 0..K {
+                let values = read(descriptor.along_rows(chunk, k))?;
+                rows.iter_mut()
+                    .zip(values)
+                    .for_each(|(row, value)| row[k] = value);
             }
         }
         Ok(rows)
