@@ -7,7 +7,7 @@
 use crate::barrier::{self, Passing};
 use crate::clock::VectorClock;
 use crate::error::{Mistake, MistakeKind, Wrong};
-use crate::executable::{Executable, Outside};
+use crate::executable::{Barrier, Executable, Outside};
 use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
@@ -55,6 +55,30 @@ struct Running {
     passing: Vec<Passing>,
     mbarriers: Mbarriers,
     groups: WarpGroups,
+}
+
+impl Running {
+    /// Lanes come to a barrier. Returns whether they go on at once.
+    fn meet(
+        &mut self,
+        warp: &mut Warp,
+        barrier: &Barrier,
+        group: &mut LaneGroup,
+        mask: LaneMask,
+    ) -> Result<bool, Wrong> {
+        group.is_waiting = group.lanes != warp.whole;
+        if group.is_waiting {
+            return Ok(false);
+        }
+        let arrival = barrier::arrive(warp, barrier, mask)?;
+        if barrier.is_passed {
+            let clock = warp.release(mask);
+            self.passing.push(Passing { arrival, clock });
+        } else {
+            warp.arrival = Some(arrival);
+        }
+        Ok(barrier.is_passed)
+    }
 }
 
 impl Machine<'_> {
@@ -267,11 +291,8 @@ impl Machine<'_> {
                 None => group.lanes,
                 Some(guard) => group.lanes & guard.lanes(&warp.registers),
             };
-            let stopped = |wrong| Stopped {
-                at: group.at,
-                lanes: mask,
-                wrong,
-            };
+            let (at, lanes) = (group.at, mask);
+            let stopped = |wrong| Stopped { at, lanes, wrong };
             self.budget -= 1;
             if self.budget == 0 {
                 return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
@@ -319,17 +340,10 @@ impl Machine<'_> {
                 // No lane comes: its predicate is false in all of them.
                 Executable::Barrier(_) if mask == 0 => {}
                 Executable::Barrier(barrier) => {
-                    group.is_waiting = group.lanes != warp.whole;
-                    if group.is_waiting {
+                    let goes_on = running.meet(warp, barrier, &mut group, mask);
+                    if !goes_on.map_err(stopped)? {
                         break;
                     }
-                    let arrival = barrier::arrive(warp, barrier, mask).map_err(stopped)?;
-                    if !barrier.is_passed {
-                        warp.arrival = Some(arrival);
-                        break;
-                    }
-                    let clock = warp.release(mask);
-                    running.passing.push(Passing { arrival, clock });
                 }
                 Executable::End => {
                     check_copies(warp, mask).map_err(stopped)?;

@@ -168,6 +168,11 @@ impl ReadSets {
 
     /// The reads of a cell and one more.
     fn with(&mut self, cell: Cell, who: &Who) -> Cell {
+        // Which thread of its warp it was does not matter here.
+        let cell = match cell.warp() {
+            None => cell,
+            Some(warp) => Cell::new(cell.block(), OF_WARP + warp as u64, cell.time()),
+        };
         let key = (cell.0, who.warp(), who.time);
         if let Some((_, made)) = self.recent.filter(|(recent, _)| *recent == key) {
             return made;

@@ -431,6 +431,32 @@ fn mistakes_of_products_are_found() {
     }
 }
 
+#[test]
+fn products_may_be_subtracted() {
+    let layouts = Layouts::numbered(0);
+    for signs in ["%yes, -1, 1", "%yes, 1, -1"] {
+        let text = layouts.text(8).replace("%yes, 1, 1", signs);
+        let found = launch(&text, &layouts.image(8), 128, 2048).unwrap();
+        assert_eq!(found, [0.0; 512], "{signs}");
+    }
+}
+
+#[test]
+fn operands_of_products_that_mean_nothing_are_refused() {
+    for (number, from, to, message) in [
+        (0, "1, 1, 0, 0;", "1, 1, 0, 2;", "2 says not whether"),
+        (0, "1, 1, 0, 0;", "1, 3, 0, 0;", "not 3"),
+        (0, "1, 1, 0, 0;", "1, 1, 0;", "7 operands in place of 8"),
+        (16, "%a3}, %right", "%left}, %right", "are words"),
+        (16, "%a3}, %right", "0}, %right", "are words"),
+    ] {
+        let text = Layouts::numbered(number).text(8);
+        assert!(text.contains(from), "{from}");
+        let error = Module::parse(&text.replacen(from, to, 1)).err().unwrap();
+        assert!(error.message.contains(message), "{error}");
+    }
+}
+
 /// Products of one shape may add to the same registers one after the other, of another shape not.
 #[test]
 fn products_of_two_shapes_do_not_share_registers() {
