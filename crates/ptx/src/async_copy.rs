@@ -1,7 +1,8 @@
 //! Asynchronous copies from global to shared memory.
 //!
 //! A copy reads its source and writes its target at any time until its thread waits for it: so both accesses are noted when
-//! it is asked for and again when it is made, which is at the wait, and in between nobody has written the target.
+//! it is asked for and again when it is made, which is at the wait, and in between nobody has written the target. Copies that
+//! arrive on a barrier in shared memory are made when its phase ends.
 
 use crate::access::{addresses, check_alignment};
 use crate::copies::AsyncCopy;
@@ -130,10 +131,13 @@ fn finish(
     let due: Vec<AsyncCopy> = due;
     for copy in due {
         let who = outside.who(warp, copy.lane);
-        let value = read(outside, &copy, &who);
-        let written =
-            value.and_then(|value| outside.shared.store(copy.to, &value[..copy.bytes], &who));
-        written.map_err(|wrong| wrong.of_lane(copy.lane))?;
+        deliver(outside, &copy, &who).map_err(|wrong| wrong.of_lane(copy.lane))?;
     }
     Ok(())
+}
+
+/// Makes a copy.
+pub(crate) fn deliver(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong> {
+    let value = read(outside, copy, who)?;
+    outside.shared.store(copy.to, &value[..copy.bytes], who)
 }

@@ -1,5 +1,6 @@
 //! Barriers: which warps have arrived, and when they may continue.
 
+use crate::clock::VectorClock;
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Barrier, Executable};
 use crate::kernel::PtxInstruction;
@@ -13,6 +14,12 @@ fn refuse<T>(message: String) -> Result<T, Wrong> {
     Err(Wrong::new(MistakeKind::Barrier, message))
 }
 
+/// A warp that came to a barrier and did not wait there.
+pub(crate) struct Passing {
+    pub(crate) arrival: Arrival,
+    pub(crate) clock: VectorClock,
+}
+
 /// A warp comes to a barrier with the lanes of a mask.
 pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<Arrival, Wrong> {
     if mask != warp.whole {
@@ -23,7 +30,7 @@ pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<A
         let is_alike = lanes(mask).all(|lane| values[lane] == values[0]);
         is_alike.then_some(values[0])
     };
-    let block = (warp.seen.len() * LANES) as u32;
+    let block = (warp.clock.seen.len() * LANES) as u32;
     let threads = barrier.threads.map_or(Some(block), alike);
     let (Some(number), Some(threads)) = (alike(barrier.number), threads) else {
         return refuse("lanes of a warp name different barriers".into());
@@ -43,11 +50,14 @@ pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<A
     })
 }
 
-/// Lets those warps go on whose barrier is complete, when all others wait or have ended. Gives how many barriers of the
-/// whole block these were; or the warp that waits for ever, or at a barrier where others wait otherwise.
-pub(crate) fn release(code: &[PtxInstruction], warps: &mut [Warp]) -> Result<u32, (usize, Wrong)> {
-    let (mut has_released, mut of_all) = (false, 0);
-    let count = warps.len();
+/// Lets those warps go on whose barrier is complete, when all others wait or have ended. Gives whether there were any; or a
+/// warp at a barrier where others wait otherwise.
+pub(crate) fn release(
+    code: &[PtxInstruction],
+    warps: &mut [Warp],
+    passing: &mut Vec<Passing>,
+) -> Result<bool, (usize, Wrong)> {
+    let mut has_released = false;
     for number in 0..BARRIERS {
         let is_there =
             |warp: &&mut Warp| warp.arrival.is_some_and(|arrival| arrival.number == number);
@@ -55,30 +65,35 @@ pub(crate) fn release(code: &[PtxInstruction], warps: &mut [Warp]) -> Result<u32
         if there.is_empty() {
             continue;
         }
-        if is_complete(&there).map_err(|wrong| (there[0].index, wrong))? {
-            pass(code, &mut there);
+        let passed = passing
+            .iter()
+            .filter(|passing| passing.arrival.number == number);
+        let arrivals = there.iter().filter_map(|warp| warp.arrival);
+        let arrivals = arrivals.chain(passed.clone().map(|passing| passing.arrival));
+        if is_complete(arrivals).map_err(|wrong| (there[0].index, wrong))? {
+            let mut clock = VectorClock::default();
+            passed.for_each(|passing| clock.join(&passing.clock));
+            pass(code, &mut there, clock);
+            passing.retain(|passing| passing.arrival.number != number);
             has_released = true;
-            of_all += u32::from(there.len() == count);
         }
     }
-    match warps.iter().find(|warp| warp.arrival.is_some()) {
-        Some(first) if !has_released => Err((first.index, stuck(first, warps))),
-        _ => Ok(of_all),
-    }
+    Ok(has_released)
 }
 
 /// Whether every thread that the barrier waits for has arrived.
-fn is_complete(there: &[&mut Warp]) -> Result<bool, Wrong> {
-    let mut arrivals = there.iter().filter_map(|warp| warp.arrival);
+fn is_complete(mut arrivals: impl Iterator<Item = Arrival>) -> Result<bool, Wrong> {
     let first = arrivals.next().expect("they are there");
     let (number, threads) = (first.number, first.threads);
-    if arrivals.any(|other| (other.threads, other.any.is_some()) != (threads, first.any.is_some()))
-    {
-        return refuse(format!(
-            "barrier {number}: other threads wait there otherwise"
-        ));
+    let mut arrived = LANES as u32;
+    for other in arrivals {
+        if (other.threads, other.any.is_some()) != (threads, first.any.is_some()) {
+            return refuse(format!(
+                "barrier {number}: other threads wait there otherwise"
+            ));
+        }
+        arrived += LANES as u32;
     }
-    let arrived = (there.len() * LANES) as u32;
     match arrived > threads {
         true => refuse(format!(
             "barrier {number}: {arrived} threads came, of {threads}"
@@ -87,8 +102,8 @@ fn is_complete(there: &[&mut Warp]) -> Result<bool, Wrong> {
     }
 }
 
-/// All warps of a barrier go on, and know of each other's accesses.
-fn pass(code: &[PtxInstruction], there: &mut [&mut Warp]) {
+/// All warps of a barrier go on, and know of each other's accesses, and of those before `clock`.
+fn pass(code: &[PtxInstruction], there: &mut [&mut Warp], mut clock: VectorClock) {
     let holds = |warp: &&mut Warp| {
         warp.arrival
             .is_some_and(|arrival| arrival.any == Some(true))
@@ -98,15 +113,12 @@ fn pass(code: &[PtxInstruction], there: &mut [&mut Warp]) {
     } else {
         0
     };
-    let mut seen = vec![0; there[0].seen.len()];
     for warp in there.iter_mut() {
         warp.synchronise();
-        for (all, one) in seen.iter_mut().zip(&warp.seen) {
-            *all = (*all).max(*one);
-        }
+        clock.join(&warp.clock);
     }
     for warp in there {
-        warp.seen.clone_from(&seen);
+        warp.clock.clone_from(&clock);
         warp.arrival = None;
         let group = &mut warp.groups[0];
         if let Executable::Barrier(barrier) = &code[group.at].action
@@ -118,13 +130,14 @@ fn pass(code: &[PtxInstruction], there: &mut [&mut Warp]) {
     }
 }
 
-/// No barrier is complete, and nobody else can come.
-fn stuck(first: &Warp, warps: &[Warp]) -> Wrong {
+/// No barrier is complete, and nobody else can come to that of an arrival.
+pub(crate) fn stuck(first: Arrival, warps: &[Warp], passing: &[Passing]) -> Wrong {
     let Arrival {
         number, threads, ..
-    } = first.arrival.expect("it is there");
-    let is_there = |warp: &&Warp| warp.arrival.is_some_and(|arrival| arrival.number == number);
-    let arrived = LANES * warps.iter().filter(is_there).count();
+    } = first;
+    let waiting = warps.iter().filter_map(|warp| warp.arrival);
+    let arrivals = waiting.chain(passing.iter().map(|passing| passing.arrival));
+    let arrived = LANES * arrivals.filter(|arrival| arrival.number == number).count();
     let ended = LANES * warps.iter().filter(|warp| warp.groups.is_empty()).count();
     let message = format!(
         "a barrier that waits for ever: of {threads} threads {arrived} came to barrier {number}, {ended} ended"

@@ -17,6 +17,16 @@ pub(crate) const OPCODES: Opcodes = &[
             Ok(())
         }))
     }),
+    // Which lane it is, devices say not; the first, as they choose.
+    ("elect.sync", |o| {
+        o.exactly(2)?;
+        let (target, members) = (o.elected_target(0)?, o.source::<u32>(1)?);
+        Ok(Executable::together(Some(members), move |warp, _, mask| {
+            let elected = mask & mask.wrapping_neg();
+            warp.registers.write_predicate(target, mask, elected);
+            Ok(())
+        }))
+    }),
     ("shfl.sync.bfly.b32", |o| {
         shuffle(o, |s| (s.lane ^ s.by, (s.lane ^ s.by) <= s.last))
     }),

@@ -4,6 +4,15 @@ use crate::executable::{Barrier, Decode, Executable, Opcodes};
 use crate::operands::PtxOperands;
 
 pub(crate) const OPCODES: Opcodes = &[
+    ("bar.arrive", |o| {
+        o.exactly(2)?;
+        Ok(Executable::Barrier(Barrier {
+            number: o.source::<u32>(0)?,
+            threads: Some(o.source::<u32>(1)?),
+            any: None,
+            is_passed: true,
+        }))
+    }),
     ("bar.red.or.pred", |o| {
         let number = o.source::<u32>(1)?;
         let counted = o.list.len() == 4;
@@ -18,6 +27,7 @@ pub(crate) const OPCODES: Opcodes = &[
             number,
             threads,
             any,
+            is_passed: false,
         }))
     }),
     ("bar.sync", |o| {
@@ -33,6 +43,7 @@ pub(crate) const OPCODES: Opcodes = &[
             number,
             threads,
             any,
+            is_passed: false,
         }))
     }),
     ("bra", BRANCH),

@@ -34,6 +34,13 @@ impl AsyncCopies {
         }
     }
 
+    /// Takes a lane's copies, of whatever group.
+    pub(crate) fn take(&mut self, lane: usize) -> Vec<AsyncCopy> {
+        self.under_way
+            .extract_if(.., |copy| copy.lane == lane)
+            .collect()
+    }
+
     /// How many copies of these lanes are under way.
     pub(crate) fn count(&self, mask: LaneMask) -> usize {
         let belongs = |copy: &&AsyncCopy| mask >> copy.lane & 1 == 1;

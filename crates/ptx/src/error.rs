@@ -66,7 +66,13 @@ pub enum MistakeKind {
     Barrier,
     /// An instruction of several lanes in which some do not take part, or that reads a lane that does not.
     Lanes,
-    /// An asynchronous copy that its thread never waited for.
+    /// Something that a product of a group uses, and that no fence orders before it.
+    Unfenced,
+    /// A register that a product under way uses.
+    UnderWay,
+    /// An instruction of a group of four warps that these do not execute alike.
+    Group,
+    /// An asynchronous copy or product that its thread never waited for.
     Unfinished,
     /// A division by zero, or an operand without meaning.
     Meaningless,

@@ -3,10 +3,12 @@
 use crate::error::{MistakeKind, Wrong};
 use crate::memory::AddressSpace;
 use crate::operands::{Constant, PtxOperands, by_lane};
+use crate::phase::{Mbarriers, PhaseWait};
 use crate::registers::{Condition, LANES, LaneMask, LaneValue, Register, Registers};
 use crate::report::AccessCounts;
 use crate::shadow::Who;
 use crate::warp::Warp;
+use crate::warp_group::WarpGroups;
 
 /// The state outside its warp that an instruction uses.
 pub(crate) struct Outside<'a> {
@@ -16,7 +18,10 @@ pub(crate) struct Outside<'a> {
     pub(crate) variables: &'a AddressSpace,
     pub(crate) parameters: &'a [u8],
     pub(crate) block: u64,
-    pub(crate) barriers: u32,
+    /// The place of the instruction in the kernel.
+    pub(crate) at: usize,
+    pub(crate) mbarriers: &'a mut Mbarriers,
+    pub(crate) groups: &'a mut WarpGroups,
     /// Counts the cost of the instruction's accesses.
     pub(crate) counts: &'a mut AccessCounts,
 }
@@ -28,13 +33,15 @@ impl Outside<'_> {
             block: self.block,
             thread: warp.index * LANES + lane,
             time: warp.time,
-            seen: &warp.seen,
-            barriers: self.barriers,
+            seen: &warp.clock_of(lane).seen,
         }
     }
 }
 
 type Compute = Box<dyn Fn(&mut Registers, LaneMask) + Send + Sync>;
+type Wait = Box<
+    dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<Option<PhaseWait>, Wrong> + Send + Sync,
+>;
 type Access = Box<dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync>;
 
 /// The reduction of a barrier, if it has one.
@@ -46,6 +53,8 @@ pub(crate) struct Barrier {
     pub(crate) threads: Option<Register<u32>>,
     /// Whether the condition holds in any thread, and where that goes.
     pub(crate) any: Option<(Register<bool>, Condition)>,
+    /// Whether threads arrive there and go on.
+    pub(crate) is_passed: bool,
 }
 
 /// The effect of an instruction on the lanes of a mask.
@@ -62,6 +71,8 @@ pub(crate) enum Executable {
     /// Goes on at a label; in a finished kernel, at an instruction.
     Branch(usize),
     Barrier(Barrier),
+    /// Asks whether a phase of a barrier in memory is over, and if not, goes on when it is.
+    Phase(Wait),
     /// Ends the thread.
     End,
 }

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 /// Where dynamic shared memory lies: behind all arrays.
 pub(crate) const DYNAMIC_SHARED: u64 = 1 << 20;
 
-/// Shared memory of a block, static and dynamic, on a GPU of compute capability 8.0.
-const SHARED_BYTES_MAX: usize = 163 << 10;
+/// Shared memory of a block, static and dynamic, on a GPU of compute capability 8.0, and of 9.0.
+pub(crate) const SHARED_BYTES_MAX: usize = 163 << 10;
+pub(crate) const SHARED_BYTES_MAX_ON_HOPPER: usize = 227 << 10;
 const THREADS_MAX: u64 = 1024;
 
 /// An instruction, decoded.
@@ -37,6 +38,8 @@ pub struct PtxKernel {
     pub(crate) name: String,
     pub(crate) parameters: Vec<PtxParameter>,
     pub(crate) code: Vec<PtxInstruction>,
+    /// Whether groups of warps multiply.
+    pub(crate) has_products: bool,
     /// Registers before the first instruction.
     pub(crate) registers: Registers,
     /// Arrays in shared memory: address, name, bytes.
@@ -44,6 +47,9 @@ pub struct PtxKernel {
     pub(crate) local_bytes: usize,
     /// Most threads of a block, if the kernel says.
     pub(crate) threads_max: Option<u64>,
+    /// How many blocks have to fit on a multiprocessor.
+    pub(crate) blocks_min: u32,
+    pub(crate) shared_bytes_max: usize,
 }
 
 impl PtxKernel {
@@ -115,10 +121,11 @@ impl PtxKernel {
             return Err(format!("a grid of {:?} blocks", shape.grid));
         }
         let fixed: usize = self.shared.iter().map(|(_, _, bytes)| bytes).sum();
-        if fixed + shape.shared_bytes > SHARED_BYTES_MAX {
+        let shared_bytes_max = self.shared_bytes_max;
+        if fixed + shape.shared_bytes > shared_bytes_max {
             let asked = fixed + shape.shared_bytes;
             return Err(format!(
-                "{asked} bytes of shared memory; there are {SHARED_BYTES_MAX}"
+                "{asked} bytes of shared memory; there are {shared_bytes_max}"
             ));
         }
         Ok(())

@@ -35,11 +35,13 @@ mod async_copy;
 mod barrier;
 #[cfg(feature = "cuda")]
 mod binary;
+mod clock;
 mod collective;
 mod compare;
 mod control;
 mod convert;
 mod copies;
+mod descriptor;
 mod driver;
 mod error;
 mod executable;
@@ -48,17 +50,22 @@ mod lines;
 mod logic;
 mod machine;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod module;
 mod opcodes;
 mod operands;
 mod parse;
+mod phase;
+mod products;
 mod registers;
 mod report;
 mod shadow;
 mod text;
 mod texts;
 mod warp;
+mod warp_group;
+mod wgmma;
 
 #[cfg(feature = "cuda")]
 pub use binary::with_lines;

@@ -4,15 +4,19 @@
 //! to where others are; so they meet again at the end of a branch or loop. What lanes do together waits until all have come
 //! that it names. When nobody can go on, that is an error.
 
-use crate::barrier;
+use crate::barrier::{self, Passing};
+use crate::clock::VectorClock;
 use crate::error::{Mistake, MistakeKind, Wrong};
-use crate::executable::{Executable, Outside};
+use crate::executable::{Barrier, Executable, Outside};
 use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
+use crate::phase::Mbarriers;
+use crate::products::{self, Products};
 use crate::registers::{File, LANES, LaneMask, Numbered, Register, Registers, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
 use crate::warp::{LaneGroup, Warp};
+use crate::warp_group::WarpGroups;
 
 /// A block that executes more warp instructions than this counts as endless.
 const INSTRUCTIONS_MAX: u64 = 1 << 28;
@@ -47,8 +51,34 @@ struct Running {
     index: [u32; 3],
     /// Its number in the grid.
     number: u64,
-    /// How many barriers of all its threads there were.
-    barriers: u32,
+    /// Warps that came to a barrier and went on.
+    passing: Vec<Passing>,
+    mbarriers: Mbarriers,
+    groups: WarpGroups,
+}
+
+impl Running {
+    /// Lanes come to a barrier. Returns whether they go on at once.
+    fn meet(
+        &mut self,
+        warp: &mut Warp,
+        barrier: &Barrier,
+        group: &mut LaneGroup,
+        mask: LaneMask,
+    ) -> Result<bool, Wrong> {
+        group.is_waiting = group.lanes != warp.whole;
+        if group.is_waiting {
+            return Ok(false);
+        }
+        let arrival = barrier::arrive(warp, barrier, mask)?;
+        if barrier.is_passed {
+            let clock = warp.release(mask);
+            self.passing.push(Passing { arrival, clock });
+        } else {
+            warp.arrival = Some(arrival);
+        }
+        Ok(barrier.is_passed)
+    }
 }
 
 impl Machine<'_> {
@@ -65,7 +95,9 @@ impl Machine<'_> {
             let mut running = Running {
                 index,
                 number: number as u64,
-                barriers: 0,
+                passing: Vec::new(),
+                mbarriers: Mbarriers::default(),
+                groups: WarpGroups::new(warps.len(), self.kernel.blocks_min),
             };
             self.shared.begin_block();
             self.budget = INSTRUCTIONS_MAX;
@@ -73,6 +105,11 @@ impl Machine<'_> {
                 self.begin(warp, index);
             }
             self.run_block(&mut running, &mut warps)?;
+            let ended = running.groups.check_end();
+            ended.map_err(|(warp, at, wrong)| {
+                let lanes = LaneMask::MAX;
+                self.fault(&running, warp, Stopped { at, lanes, wrong })
+            })?;
         }
         Ok(self.report())
     }
@@ -104,9 +141,11 @@ impl Machine<'_> {
             groups: Vec::new(),
             arrival: None,
             copies: Default::default(),
+            products: None,
             local: Vec::new(),
             time: 0,
-            seen: vec![0; threads.div_ceil(LANES)],
+            clock: VectorClock::default(),
+            ahead: vec![None; LANES],
         }
     }
 
@@ -126,13 +165,13 @@ impl Machine<'_> {
             words[9 + axis] = [self.grid[axis]; LANES];
         }
         words[12] = by_lane(|lane| lane as u32);
-        warp.groups = vec![LaneGroup {
-            at: 0,
-            lanes: warp.whole,
-            is_waiting: false,
-        }];
+        warp.groups = vec![LaneGroup::new(0, warp.whole)];
         warp.copies = Default::default();
-        warp.seen.fill(0);
+        let words = self.kernel.registers.words.len();
+        warp.products = self.kernel.has_products.then(|| Products::new(words));
+        let threads = width * height * self.block[2];
+        warp.clock = VectorClock::new((threads as usize).div_ceil(LANES));
+        warp.ahead.fill(None);
         warp.time = 0;
         if self.kernel.local_bytes > 0 {
             warp.local.clear();
@@ -146,22 +185,51 @@ impl Machine<'_> {
 
     fn run_block(&mut self, running: &mut Running, warps: &mut [Warp]) -> Result<(), Box<Mistake>> {
         loop {
-            for warp in warps.iter_mut() {
-                if warp.arrival.is_none() {
-                    let ran = self.run_warp(running, warp);
-                    ran.map_err(|stopped| self.fault(running, warp.index, stopped))?;
+            let before = self.budget;
+            for warp in warps.iter_mut().filter(|warp| warp.arrival.is_none()) {
+                for group in &mut warp.groups {
+                    group.phase = group.phase.filter(|wait| !running.mbarriers.is_over(*wait));
                 }
+                let ran = self.run_warp(running, warp);
+                ran.map_err(|stopped| self.fault(running, warp.index, stopped))?;
             }
             if warps.iter().all(|warp| warp.groups.is_empty()) {
                 return Ok(());
             }
-            let released = barrier::release(&self.kernel.code, warps);
-            running.barriers += released.map_err(|(index, wrong)| {
+            if self.budget < before {
+                continue;
+            }
+            let released = barrier::release(&self.kernel.code, warps, &mut running.passing);
+            let released = released.map_err(|(index, wrong)| {
                 let warp = &warps[index];
                 let (at, lanes) = (warp.groups[0].at, warp.whole);
                 self.fault(running, index, Stopped { at, lanes, wrong })
             })?;
+            if !released {
+                return Err(self.deadlock(running, warps));
+            }
         }
+    }
+
+    /// Every warp waits: the first of those that wait for a phase, or else of those at barriers.
+    fn deadlock(&self, running: &Running, warps: &[Warp]) -> Box<Mistake> {
+        let groups = warps
+            .iter()
+            .flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
+        let waiting = groups.filter_map(|(warp, group)| Some((warp, group, group.phase?.address)));
+        let addresses = waiting.clone().map(|(_, _, address)| address).collect();
+        if let Some((warp, group, _)) = waiting.clone().next() {
+            let (at, lanes) = (group.at - 1, group.lanes);
+            let wrong = running.mbarriers.stuck(&addresses);
+            return self.fault(running, warp.index, Stopped { at, lanes, wrong });
+        }
+        let mut arrivals = warps
+            .iter()
+            .filter_map(|warp| warp.arrival.map(|arrival| (warp, arrival)));
+        let (warp, arrival) = arrivals.next().expect("who does not run waits");
+        let (at, lanes) = (warp.groups[0].at, warp.whole);
+        let wrong = barrier::stuck(arrival, warps, &running.passing);
+        self.fault(running, warp.index, Stopped { at, lanes, wrong })
     }
 
     fn fault(&self, running: &Running, warp: usize, stopped: Stopped) -> Box<Mistake> {
@@ -186,13 +254,16 @@ impl Machine<'_> {
         })
     }
 
-    /// Runs a warp until it ends or is at a barrier.
-    fn run_warp(&mut self, running: &Running, warp: &mut Warp) -> Result<(), Stopped> {
+    /// Runs a warp until it ends or is at a barrier, or all its lanes wait for phases.
+    fn run_warp(&mut self, running: &mut Running, warp: &mut Warp) -> Result<(), Stopped> {
         while !warp.groups.is_empty() && warp.arrival.is_none() {
             warp.merge();
             // They are in the order of the text.
-            let Some(next) = warp.groups.iter().position(|group| !group.is_waiting) else {
-                return Err(stuck(warp));
+            let Some(next) = warp.groups.iter().position(LaneGroup::is_ready) else {
+                return match warp.groups.iter().any(|group| group.phase.is_some()) {
+                    true => Ok(()),
+                    false => Err(stuck(warp)),
+                };
             };
             let stop = warp
                 .groups
@@ -207,7 +278,7 @@ impl Machine<'_> {
     /// Runs lanes that are together, until they part, wait, end, or come to `stop`, where others are.
     fn run_group(
         &mut self,
-        running: &Running,
+        running: &mut Running,
         warp: &mut Warp,
         mut group: LaneGroup,
         stop: usize,
@@ -220,11 +291,8 @@ impl Machine<'_> {
                 None => group.lanes,
                 Some(guard) => group.lanes & guard.lanes(&warp.registers),
             };
-            let stopped = |wrong| Stopped {
-                at: group.at,
-                lanes: mask,
-                wrong,
-            };
+            let (at, lanes) = (group.at, mask);
+            let stopped = |wrong| Stopped { at, lanes, wrong };
             self.budget -= 1;
             if self.budget == 0 {
                 return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
@@ -232,6 +300,9 @@ impl Machine<'_> {
             self.instructions += u64::from(mask.count_ones());
             self.has_run[group.at] |= mask != 0;
             check_registers(instruction, &warp.registers, group.lanes, mask).map_err(stopped)?;
+            if let Some(products) = warp.products.as_mut().filter(|_| mask != 0) {
+                products.touch(instruction).map_err(stopped)?;
+            }
             // Nobody reads a result before the instruction is through, even if that waits for other lanes.
             warp.registers.set_written(&instruction.written, mask);
             match &instruction.action {
@@ -258,18 +329,25 @@ impl Machine<'_> {
                         false => break,
                     }
                 }
+                Executable::Phase(run) => {
+                    let mut outside = self.outside(running, group.at);
+                    group.phase = run(warp, &mut outside, mask).map_err(stopped)?;
+                    if group.phase.is_some() {
+                        group.at += 1;
+                        break;
+                    }
+                }
                 // No lane comes: its predicate is false in all of them.
                 Executable::Barrier(_) if mask == 0 => {}
                 Executable::Barrier(barrier) => {
-                    group.is_waiting = group.lanes != warp.whole;
-                    if !group.is_waiting {
-                        let arrival = barrier::arrive(warp, barrier, mask);
-                        warp.arrival = Some(arrival.map_err(stopped)?);
+                    let goes_on = running.meet(warp, barrier, &mut group, mask);
+                    if !goes_on.map_err(stopped)? {
+                        break;
                     }
-                    break;
                 }
                 Executable::End => {
                     check_copies(warp, mask).map_err(stopped)?;
+                    products::check_end(warp, mask).map_err(stopped)?;
                     group.lanes &= !mask;
                     if group.lanes == 0 {
                         return Ok(());
@@ -282,14 +360,16 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn outside(&mut self, running: &Running, at: usize) -> Outside<'_> {
+    fn outside<'b>(&'b mut self, running: &'b mut Running, at: usize) -> Outside<'b> {
         Outside {
             global: self.global,
             shared: &mut self.shared,
             variables: self.variables,
             parameters: &self.parameters,
             block: running.number,
-            barriers: running.barriers,
+            at,
+            mbarriers: &mut running.mbarriers,
+            groups: &mut running.groups,
             counts: &mut self.counts[at],
         }
     }
@@ -309,11 +389,7 @@ fn branch(warp: &mut Warp, group: &mut LaneGroup, target: usize, mask: LaneMask)
         return false;
     }
     if mask != 0 {
-        warp.groups.push(LaneGroup {
-            lanes: mask,
-            at: target,
-            is_waiting: false,
-        });
+        warp.groups.push(LaneGroup::new(target, mask));
     }
     group.lanes = stays;
     group.at += 1;

@@ -222,6 +222,31 @@ impl AddressSpace {
         region.note(offset, bytes, touch, launch, who)
     }
 
+    /// Notes that a product of a warp reads 16 bytes; `fenced` has the times before which writes are visible to it.
+    pub(crate) fn note_product(
+        &mut self,
+        address: u64,
+        who: &Who,
+        fenced: &[u32],
+    ) -> Result<(), Wrong> {
+        let launch = self.launch;
+        let (region, offset) = self.locate(address, ACCESS_BYTES_MAX)?;
+        let noted = region
+            .shadow
+            .note_product(offset, ACCESS_BYTES_MAX, launch, who, fenced);
+        noted.map_err(|(kind, other)| {
+            let what = region.describe(address, ACCESS_BYTES_MAX);
+            let lacking = match kind {
+                MistakeKind::Unfenced => "no fence.proxy.async was between",
+                _ => "nothing orders the two",
+            };
+            Wrong::new(
+                kind,
+                format!("a product reads {what}, though {other} and {lacking}"),
+            )
+        })
+    }
+
     /// Marks these bytes as unwritten.
     pub(crate) fn forget(&mut self, address: u64, bytes: usize) -> Result<(), Wrong> {
         let (region, offset) = self.locate(address, bytes)?;

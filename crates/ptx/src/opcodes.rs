@@ -1,11 +1,14 @@
 //! The table of supported opcodes.
 
 use crate::executable::{Decode, Opcodes};
-use crate::{access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix};
+use crate::{
+    access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix, mbarrier,
+    warp_group, wgmma,
+};
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-const FAMILIES: [Opcodes; 11] = [
+const FAMILIES: [Opcodes; 15] = [
     access::OPCODES,
     access::PARAMETERS,
     access::WINDOWS,
@@ -17,6 +20,10 @@ const FAMILIES: [Opcodes; 11] = [
     async_copy::OPCODES,
     logic::OPCODES,
     matrix::OPCODES,
+    mbarrier::OPCODES,
+    warp_group::OPCODES,
+    wgmma::OPCODES,
+    wgmma::PRODUCTS,
 ];
 
 /// Every opcode that is supported, with all its modifiers, in no order that matters.

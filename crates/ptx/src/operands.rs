@@ -297,6 +297,14 @@ impl<'t> PtxOperands<'_, 't> {
         }
     }
 
+    /// The predicate behind `_|`, where an election says who is elected.
+    pub(crate) fn elected_target(&mut self, index: usize) -> Result<Register<bool>, String> {
+        match self.operand(index)? {
+            PtxOperand::Pair("_", predicate) => self.written_predicate(predicate),
+            other => Err(format!("{other:?} is no `_|` and a predicate")),
+        }
+    }
+
     fn written<T: LaneValue>(&mut self, name: &str) -> Result<Register<T>, String> {
         if SPECIAL.contains(&name) {
             return Err(format!("`{name}` cannot be written"));

@@ -3,7 +3,10 @@
 use crate::access::VARIABLES_WINDOW;
 use crate::error::ParseError;
 use crate::executable::Executable;
-use crate::kernel::{DYNAMIC_SHARED, PtxInstruction, PtxKernel, PtxParameter};
+use crate::kernel::{
+    DYNAMIC_SHARED, PtxInstruction, PtxKernel, PtxParameter, SHARED_BYTES_MAX,
+    SHARED_BYTES_MAX_ON_HOPPER,
+};
 use crate::memory::AddressSpace;
 use crate::opcodes;
 use crate::operands::{Names, PtxOperand, PtxOperands};
@@ -39,11 +42,13 @@ pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseE
         variables: AddressSpace::default(),
         variables_end: VARIABLES_WINDOW,
         shared: Vec::new(),
+        shared_bytes_max: SHARED_BYTES_MAX,
     };
     let mut kernels = Vec::new();
     while let Some(token) = parser.peek() {
         match token {
-            Token::Word(".version" | ".target" | ".address_size") => parser.skip_line(),
+            Token::Word(".target") => parser.target()?,
+            Token::Word(".version" | ".address_size") => parser.skip_line(),
             Token::Word(".visible" | ".extern" | ".weak") => parser.at += 1,
             Token::Word(".entry") => kernels.push(parser.kernel()?),
             Token::Word(".global" | ".const") => parser.variable()?,
@@ -83,6 +88,8 @@ struct Parser<'t> {
     variables_end: u64,
     /// Shared arrays declared outside kernels; a block gets those that its kernel mentions.
     shared: Shared,
+    /// Bytes of a block on the target.
+    shared_bytes_max: usize,
 }
 
 impl<'t> Parser<'t> {
@@ -149,6 +156,16 @@ impl<'t> Parser<'t> {
             }
             other => self.refuse(format!("{other:?} in place of an integer")),
         }
+    }
+
+    /// `.target sm_90a`
+    fn target(&mut self) -> Result<(), ParseError> {
+        self.at += 1;
+        if let "sm_90" | "sm_90a" = self.word()? {
+            self.shared_bytes_max = SHARED_BYTES_MAX_ON_HOPPER;
+        }
+        self.skip_line();
+        Ok(())
     }
 
     fn skip_line(&mut self) {
@@ -250,7 +267,7 @@ impl<'t> Parser<'t> {
         let name = self.word()?;
         let mut names = Names::new(self.names.clone());
         let parameters = self.parameters(&mut names)?;
-        let threads_max = self.tuning()?;
+        let (threads_max, blocks_min) = self.tuning()?;
         let mut body = Body {
             parser: self,
             names,
@@ -274,11 +291,14 @@ impl<'t> Parser<'t> {
         Ok(PtxKernel {
             name: name.into(),
             parameters,
+            has_products: code.iter().any(|code| code.opcode.starts_with("wgmma.")),
             code,
             registers: names.registers,
             shared,
             local_bytes,
             threads_max,
+            blocks_min,
+            shared_bytes_max: self.shared_bytes_max,
         })
     }
 
@@ -304,9 +324,10 @@ impl<'t> Parser<'t> {
         Ok(parameters)
     }
 
-    /// Reads the directives between a kernel's parameters and its body. Returns the most threads of a block.
-    fn tuning(&mut self) -> Result<Option<u64>, ParseError> {
-        let mut threads_max = None;
+    /// Reads the directives between a kernel's parameters and its body. Returns the most threads of a block, and
+    /// how many blocks have to fit on a multiprocessor.
+    fn tuning(&mut self) -> Result<(Option<u64>, u32), ParseError> {
+        let (mut threads_max, mut blocks_min) = (None, 1);
         while self.peek() != Some(Token::Mark(b'{')) {
             let directive = self.word()?;
             let mut product = self.integer()?;
@@ -315,11 +336,11 @@ impl<'t> Parser<'t> {
             }
             match directive {
                 ".maxntid" => threads_max = Some(product),
-                ".minnctapersm" => {}
+                ".minnctapersm" => blocks_min = product as u32,
                 other => return self.refuse(format!("`{other}` is not supported")),
             }
         }
-        Ok(threads_max)
+        Ok((threads_max, blocks_min))
     }
 }
 

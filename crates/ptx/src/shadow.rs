@@ -6,13 +6,17 @@
 //! Within a warp, a shuffle or vote of all lanes orders what they have read before what they write afterwards, since a lane gives
 //! what it made of the values. It does not make their writes visible: for that the clock goes on, but not what is known of it.
 
+use crate::error::MistakeKind;
+use std::collections::HashMap;
+use std::ops::Range;
+
 /// Bytes of a page: an access lies in one.
 const PAGE_BYTES: usize = 1024;
 
 /// Fields of a [`Cell`].
 const CLOCK_BITS: u32 = 29;
 const THREAD_BITS: u32 = 11;
-/// Thread-field values for several threads: `SEVERAL` for the block, `OF_WARP + w` for warp w.
+/// Thread-field values for several threads: `OF_WARP + w` for warp w, `SEVERAL` for several warps, whose [`ReadSets`] has them.
 const SEVERAL: u64 = (1 << THREAD_BITS) - 1;
 const OF_WARP: u64 = 1024;
 /// In the place of a block: several.
@@ -32,8 +36,20 @@ pub(crate) struct Who<'a> {
     pub(crate) time: u32,
     /// For each warp of the block, the time of its clock before which its accesses precede this one.
     pub(crate) seen: &'a [u32],
-    /// How many barriers of the whole block there were.
-    pub(crate) barriers: u32,
+}
+
+impl Who<'_> {
+    fn warp(&self) -> usize {
+        self.thread / 32
+    }
+
+    /// The time before which accesses of a warp are ordered before this one; `own` is that of its own warp.
+    fn limit(&self, warp: usize, own: u32) -> u32 {
+        match warp == self.warp() {
+            true => own,
+            false => self.seen[warp],
+        }
+    }
 }
 
 /// An access: block + 1, thread and time; zero if there was none.
@@ -72,41 +88,47 @@ impl Cell {
         }
     }
 
-    /// Whether the access is ordered before `who`'s current one; `own` is the limit for its own warp.
+    /// Whether the access, of one thread or one warp, is ordered before `who`'s current one; `own` is the limit for its own warp.
     fn is_before_since(self, who: &Who, own: u32) -> bool {
-        if self.0 == 0 {
-            return true;
-        }
-        self.block() == who.block + 1
-            && match self.warp() {
-                None => self.time() < who.barriers,
-                Some(_) if self.thread() == who.thread as u64 => true,
-                Some(warp) if warp == who.thread / 32 => self.time() < own,
-                Some(warp) => self.time() < who.seen[warp],
-            }
+        self.0 == 0
+            || self.block() == who.block + 1
+                && (self.thread() == who.thread as u64
+                    || self
+                        .warp()
+                        .is_some_and(|warp| self.time() < who.limit(warp, own)))
     }
 
     /// For writes: visible to `who`.
     fn is_visible(self, who: &Who) -> bool {
-        self.is_before_since(who, who.seen[who.thread / 32])
+        self.is_before_since(who, who.seen[who.warp()])
     }
 
     /// For reads: finished before `who` writes.
-    fn is_over(self, who: &Who) -> bool {
-        self.is_before_since(who, who.time)
+    fn is_over(self, who: &Who, sets: &ReadSets) -> bool {
+        match self.thread() {
+            SEVERAL if self.block() == who.block + 1 => {
+                let mut times = sets.sets[self.time() as usize].iter().enumerate();
+                times.all(|(warp, time)| *time <= who.limit(warp, who.time))
+            }
+            _ => self.is_before_since(who, who.time),
+        }
     }
 
-    /// Combines this read with one by `who`.
-    fn and(self, who: &Who) -> Cell {
-        let warp = who.thread / 32;
-        if self.is_over(who) {
-            Cell::of(who)
+    /// A read by all lanes of a warp.
+    fn of_warp(who: &Who) -> Cell {
+        Cell::new(who.block + 1, OF_WARP + who.warp() as u64, who.time)
+    }
+
+    /// Combines this read with `other`, one by `who`.
+    fn and(self, other: Cell, who: &Who, sets: &mut ReadSets) -> Cell {
+        if self.is_over(who, sets) {
+            other
         } else if self.block() != who.block + 1 {
             Cell::BY_SEVERAL_BLOCKS
-        } else if self.warp() == Some(warp) {
-            Cell::new(who.block + 1, OF_WARP + warp as u64, who.time)
+        } else if self.warp() == Some(who.warp()) {
+            Cell::of_warp(who)
         } else {
-            Cell::new(who.block + 1, SEVERAL, who.barriers)
+            sets.with(self, who)
         }
     }
 
@@ -116,6 +138,65 @@ impl Cell {
             (block, OF_WARP..) => format!("several threads of block number {}", block - 1),
             (block, thread) => format!("thread number {thread} of block number {}", block - 1),
         }
+    }
+}
+
+/// Reads of several warps: for each, the time after its last one, or 0. A cell's time is the number of its set.
+#[derive(Default)]
+struct ReadSets {
+    /// The launch that the rest is of.
+    launch: u64,
+    sets: Vec<Vec<u32>>,
+    /// The set that a cell became by a read of a warp at a time: bytes that are read alike share their sets.
+    made: HashMap<Joined, Cell>,
+    /// The last of these: neighbours are mostly read one after the other.
+    recent: Option<(Joined, Cell)>,
+}
+
+/// A cell, and the warp and its time by whose read it becomes a set.
+type Joined = (u64, usize, u32);
+
+impl ReadSets {
+    fn begin(&mut self, launch: u64) {
+        if self.launch != launch {
+            self.launch = launch;
+            self.sets.clear();
+            self.made.clear();
+            self.recent = None;
+        }
+    }
+
+    /// The reads of a cell and one more.
+    fn with(&mut self, cell: Cell, who: &Who) -> Cell {
+        // Which thread of its warp it was does not matter here.
+        let cell = match cell.warp() {
+            None => cell,
+            Some(warp) => Cell::new(cell.block(), OF_WARP + warp as u64, cell.time()),
+        };
+        let key = (cell.0, who.warp(), who.time);
+        if let Some((_, made)) = self.recent.filter(|(recent, _)| *recent == key) {
+            return made;
+        }
+        let made = self.made.get(&key).copied();
+        let made = made.unwrap_or_else(|| self.make(cell, who, key));
+        self.recent = Some((key, made));
+        made
+    }
+
+    fn make(&mut self, cell: Cell, who: &Who, key: Joined) -> Cell {
+        let mut times = match cell.warp() {
+            None => self.sets[cell.time() as usize].clone(),
+            Some(warp) => {
+                let mut times = vec![0; who.seen.len()];
+                times[warp] = cell.time() + 1;
+                times
+            }
+        };
+        times[who.warp()] = who.time + 1;
+        let made = Cell::new(who.block + 1, SEVERAL, self.sets.len() as u32);
+        self.sets.push(times);
+        self.made.insert(key, made);
+        made
     }
 }
 
@@ -163,6 +244,7 @@ impl Page {
 /// The accesses of a region during one launch.
 pub(crate) struct Shadow {
     pages: Vec<Page>,
+    sets: ReadSets,
 }
 
 impl Shadow {
@@ -170,7 +252,59 @@ impl Shadow {
         let pages = bytes.div_ceil(PAGE_BYTES);
         Shadow {
             pages: std::iter::repeat_with(Page::default).take(pages).collect(),
+            sets: ReadSets::default(),
         }
+    }
+
+    /// The page of an access, and its pieces there.
+    #[inline]
+    fn pieces(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        launch: u64,
+    ) -> (&mut Page, &mut ReadSets, Range<usize>) {
+        self.sets.begin(launch);
+        let page = &mut self.pages[offset / PAGE_BYTES];
+        if page.launch != launch {
+            page.clear(launch, bytes);
+        } else if page.piece_bytes > bytes {
+            page.refine(bytes);
+        }
+        let first = offset % PAGE_BYTES / page.piece_bytes;
+        let pieces = first..first + bytes / page.piece_bytes;
+        (page, &mut self.sets, pieces)
+    }
+
+    /// Notes a read by a product of a warp, before which a proxy fence has to follow the last write: `fenced` has the times
+    /// of these. If something is missing, says what.
+    pub(crate) fn note_product(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        launch: u64,
+        who: &Who,
+        fenced: &[u32],
+    ) -> Result<(), (MistakeKind, String)> {
+        let (page, sets, pieces) = self.pieces(offset, bytes, launch);
+        for index in pieces {
+            let write = page.writes[index];
+            if let Some(warp) = write.warp().filter(|_| write.0 != 0) {
+                // All lanes of the group read, so what one of them wrote is ordered by a barrier or not at all.
+                if write.block() != who.block + 1 || write.time() >= who.seen[warp] {
+                    return Err((MistakeKind::Race, format!("{} wrote it", write.describe())));
+                }
+                if write.time() >= fenced[warp] {
+                    return Err((
+                        MistakeKind::Unfenced,
+                        format!("{} wrote it", write.describe()),
+                    ));
+                }
+            }
+            let read = &mut page.reads[index];
+            *read = read.and(Cell::of_warp(who), who, sets);
+        }
+        Ok(())
     }
 
     /// Notes an access of `bytes` bytes, a power of two up to 16 that divides `offset`; if it races, says with whom.
@@ -183,23 +317,17 @@ impl Shadow {
         launch: u64,
         who: &Who,
     ) -> Result<(), String> {
-        let page = &mut self.pages[offset / PAGE_BYTES];
-        if page.launch != launch {
-            page.clear(launch, bytes);
-        } else if page.piece_bytes > bytes {
-            page.refine(bytes);
-        }
-        let first = offset % PAGE_BYTES / page.piece_bytes;
-        for index in first..first + bytes / page.piece_bytes {
+        let (page, sets, pieces) = self.pieces(offset, bytes, launch);
+        for index in pieces {
             let (read, write) = (&mut page.reads[index], &mut page.writes[index]);
             if !write.is_visible(who) {
                 return Err(format!("{} wrote it", write.describe()));
             }
             match touch {
-                AccessKind::Read => *read = read.and(who),
+                AccessKind::Read => *read = read.and(Cell::of(who), who, sets),
                 AccessKind::ReadOnly if write.0 == 0 => *read = Cell::BY_SEVERAL_BLOCKS,
                 AccessKind::ReadOnly => return Err("this launch wrote it".into()),
-                AccessKind::Write if read.is_over(who) => *write = Cell::of(who),
+                AccessKind::Write if read.is_over(who, sets) => *write = Cell::of(who),
                 AccessKind::Write => return Err(format!("{} read it", read.describe())),
             }
         }

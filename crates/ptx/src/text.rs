@@ -47,7 +47,7 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
                 tokens.push((token, line));
             }
             byte if is_of_word(byte) => {
-                at += length(rest, is_of_word);
+                at += word_length(rest);
                 tokens.push((Token::Word(&text[start..at]), line));
             }
             byte => {
@@ -61,6 +61,15 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
 
 fn is_of_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
+}
+
+/// Two colons are within a word (`shared::cta`), one is behind a label.
+fn word_length(bytes: &[u8]) -> usize {
+    let end = length(bytes, is_of_word);
+    match &bytes[end..] {
+        [b':', b':', rest @ ..] => end + 2 + word_length(rest),
+        _ => end,
+    }
 }
 
 fn length(bytes: &[u8], belongs: impl Fn(u8) -> bool) -> usize {

@@ -1,8 +1,11 @@
 //! A warp: its registers, and where its lanes are.
 
+use crate::clock::{VectorClock, later};
 use crate::copies::AsyncCopies;
 use crate::memory::AddressSpace;
-use crate::registers::{LaneMask, Registers};
+use crate::phase::PhaseWait;
+use crate::products::Products;
+use crate::registers::{LaneMask, Registers, lanes};
 
 /// Lanes that are at the same instruction.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +15,24 @@ pub(crate) struct LaneGroup {
     pub(crate) lanes: LaneMask,
     /// Whether it waits here for other lanes of the warp.
     pub(crate) is_waiting: bool,
+    /// The phase that it waits for.
+    pub(crate) phase: Option<PhaseWait>,
+}
+
+impl LaneGroup {
+    /// Lanes that can go on.
+    pub(crate) fn new(at: usize, lanes: LaneMask) -> LaneGroup {
+        LaneGroup {
+            at,
+            lanes,
+            is_waiting: false,
+            phase: None,
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.is_waiting && self.phase.is_none()
+    }
 }
 
 /// A warp at a barrier.
@@ -35,12 +56,16 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<LaneGroup>,
     pub(crate) arrival: Option<Arrival>,
     pub(crate) copies: AsyncCopies,
+    /// Products, if the kernel has any.
+    pub(crate) products: Option<Products>,
     /// Local memory, by lane.
     pub(crate) local: Vec<AddressSpace>,
     /// The time of its clock.
     pub(crate) time: u32,
-    /// For each warp of the block, the time of its clock before which its accesses precede those of this one.
-    pub(crate) seen: Vec<u32>,
+    /// What precedes the accesses of all its lanes.
+    pub(crate) clock: VectorClock,
+    /// By lane, what precedes its accesses, if it waited for more than the others did.
+    pub(crate) ahead: Vec<Option<VectorClock>>,
 }
 
 impl Warp {
@@ -55,15 +80,65 @@ impl Warp {
             if is_same {
                 earlier.lanes |= later.lanes;
                 earlier.is_waiting = false;
+                earlier.phase = None;
             }
             is_same
         });
     }
 
-    /// Makes the accesses of all lanes visible to the whole warp.
+    /// What precedes the accesses of a lane.
+    pub(crate) fn clock_of(&self, lane: usize) -> &VectorClock {
+        self.ahead[lane].as_ref().unwrap_or(&self.clock)
+    }
+
+    /// Makes the accesses of all lanes visible to the whole warp, and what any of them knows.
     pub(crate) fn synchronise(&mut self) {
+        for ahead in self.ahead.iter_mut().filter_map(Option::take) {
+            self.clock.join(&ahead);
+        }
         self.time += 1;
-        self.seen[self.index] = self.time;
+        self.clock.seen[self.index] = self.time;
+    }
+
+    /// What precedes those who learn that the lanes of a mask came here. Of single lanes these are the accesses before the
+    /// warp last met, of all lanes those until now.
+    pub(crate) fn release(&mut self, mask: LaneMask) -> VectorClock {
+        let mut clock = self.clock.clone();
+        for lane in lanes(mask) {
+            if let Some(ahead) = &self.ahead[lane] {
+                clock.join(ahead);
+            }
+        }
+        if mask == self.whole {
+            self.time += 1;
+            clock.seen[self.index] = self.time;
+        }
+        clock
+    }
+
+    /// The lanes of a mask learn what others released.
+    pub(crate) fn acquire(&mut self, mask: LaneMask, clock: &VectorClock) {
+        if mask == self.whole {
+            self.clock.join(clock);
+        }
+        for lane in lanes(mask) {
+            match &mut self.ahead[lane] {
+                Some(ahead) => ahead.join(clock),
+                None if mask == self.whole => {}
+                None => {
+                    let mut ahead = self.clock.clone();
+                    ahead.join(clock);
+                    self.ahead[lane] = Some(ahead);
+                }
+            }
+        }
+    }
+
+    /// Tensor cores see what precedes a proxy fence of the lanes of a mask.
+    pub(crate) fn fence(&mut self, mask: LaneMask) {
+        let mut clock = self.release(mask);
+        clock.fence();
+        later(&mut self.clock.fenced, &clock.fenced);
     }
 
     /// Orders earlier reads of the whole warp before its later writes.

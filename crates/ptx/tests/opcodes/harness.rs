@@ -159,7 +159,7 @@ pub fn by_lane(body: &str) -> String {
 /// A kernel `test` of two addresses, `first` and `second`.
 pub fn kernel(body: &str) -> String {
     format!(
-        ".version 8.8\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n.visible .entry test(.param .u64 first, .param .u64 second)\n{{\n{body}\nret;\n}}\n"
+        ".version 8.8\n.target sm_90a\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n.visible .entry test(.param .u64 first, .param .u64 second)\n{{\n{body}\nret;\n}}\n"
     )
 }
 

@@ -4,11 +4,13 @@ use crate::harness::{Program, by_lane, fault, kernel, words, words_by_lane};
 use ptx::MistakeKind;
 
 pub const PROGRAMS: &[(&str, Program)] = &[
+    ("bar.arrive", bar_arrive),
     ("bar.red.or.pred", bar_red),
     ("bar.sync", bar_sync),
     ("bar.warp.sync", bar_warp_sync),
     ("bra", bra),
     ("bra.uni", bra_uni),
+    ("elect.sync", elect),
     ("exit", || ends("exit")),
     ("ret", || ends("ret")),
     ("shfl.sync.bfly.b32", || {
@@ -187,6 +189,61 @@ fn bar_sync() -> String {
     // The barrier of one warp alone orders nothing for the other.
     let one = fault(&exchange("bar.sync 1, 32;", 64), 1, 64);
     assert_eq!(one.kind, MistakeKind::Barrier, "{one}");
+    text
+}
+
+/// The first warp arrives and goes on; the second waits for it, and reads what it wrote.
+fn bar_arrive() -> String {
+    let body = ".reg .b32 %t, %v;
+        .reg .b64 %out;
+        .reg .pred %first;
+        .shared .align 16 .b8 word[4];
+        ld.param.u64 %out, [second];
+        mov.u32 %t, %tid.x;
+        setp.eq.s32 %first, %t, 0;
+        @%first st.shared.u32 [word], %t;
+        setp.lt.u32 %first, %t, 32;
+        @%first bra first;
+        bar.sync 2, 64;
+        ld.shared.u32 %v, [word];
+        st.global.u32 [%out], %v;
+        bra end;
+        first:
+        bar.arrive 2, 64;
+        end:";
+    let of_one = body.replace(
+        "st.global",
+        "setp.eq.s32 %first, %t, 40;\n@%first st.global",
+    );
+    let text = kernel(&of_one);
+    assert_eq!(words(&text, 64, &[0], 1), [0]);
+    // The write comes after the arrival, and the arrivals of both must be for as many threads.
+    let late = of_one
+        .replace("@%first st.shared.u32 [word], %t;", "")
+        .replace(
+            "bar.arrive 2, 64;",
+            "bar.arrive 2, 64;\nst.shared.u32 [word], %t;",
+        );
+    assert_eq!(fault(&kernel(&late), 1, 64).kind, MistakeKind::Race);
+    for other in ["bar.arrive 2, 32;", "bar.arrive 3, 64;", ""] {
+        let found = fault(&kernel(&of_one.replace("bar.arrive 2, 64;", other)), 1, 64);
+        assert_eq!(found.kind, MistakeKind::Barrier, "{other}: {found}");
+    }
+    text
+}
+
+/// One lane of those of the mask is elected: here the first.
+fn elect() -> String {
+    let body = ".reg .pred %p, %q;
+        setp.ge.u32 %q, %a, 4;
+        mov.u32 %d, 9;
+        @!%q bra over;
+        elect.sync _|%p, 0xfffffff0;
+        selp.u32 %d, 1, 0, %p;
+        over:";
+    let (text, found) = words_by_lane(body, |lane| lane);
+    let expected = (0..32).map(|lane| if lane < 4 { 9 } else { u32::from(lane == 4) });
+    assert_eq!(found, expected.collect::<Vec<_>>());
     text
 }
 

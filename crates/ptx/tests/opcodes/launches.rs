@@ -54,7 +54,8 @@ fn sectors_and_conflicts_are_counted_by_line() {
 fn launches_that_a_device_refuses_are_refused() {
     let text =
         kernel(".shared .align 16 .b8 array[49152];").replace(")\n{", ")\n.maxntid 128, 1, 1\n{");
-    let module = Module::parse(&text).unwrap();
+    let hopper = Module::parse(&text).unwrap();
+    let module = Module::parse(&text.replace("sm_90a", "sm_80")).unwrap();
     let mut memory = GlobalMemory::new();
     let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
     let good = Shape {
@@ -105,6 +106,15 @@ fn launches_that_a_device_refuses_are_refused() {
     ] {
         let error = launch(name, shape).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
+    }
+    for (kibibytes, fits) in [(179, true), (180, false)] {
+        let shared_bytes = kibibytes << 10;
+        let shape = Shape {
+            shared_bytes,
+            ..good
+        };
+        let launched = hopper.launch("test", shape, &arguments, &mut GlobalMemory::new());
+        assert_eq!(launched.is_ok(), fits, "{kibibytes}");
     }
 }
 

@@ -9,9 +9,12 @@ mod lanes;
 mod launches;
 mod logic;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod mistakes;
 mod races;
+mod warp_group;
+mod wgmma;
 
 use harness::{Program, Table};
 use std::collections::BTreeSet;
@@ -25,11 +28,15 @@ const TABLES: [Table; 4] = [
 ];
 
 /// Every other opcode has a test that returns the program that it ran.
-const PROGRAMS: [&[(&str, Program)]; 4] = [
+const PROGRAMS: [&[(&str, Program)]; 8] = [
     async_copy::PROGRAMS,
     lanes::PROGRAMS,
     matrix::PROGRAMS,
+    mbarrier::PROGRAMS,
     memory::PROGRAMS,
+    warp_group::PROGRAMS,
+    wgmma::PRODUCTS,
+    wgmma::PROGRAMS,
 ];
 
 #[test]

@@ -120,6 +120,13 @@ fn races_are_found_and_ordered_accesses_are_not() {
         ),
         found
     );
+    // So too where several warps have read: all that did must be of the barrier.
+    for (readers, expected) in [(64, None), (96, found)] {
+        let body = format!(
+            "setp.lt.u32 %first, %t, {readers};\n@%first {read}\n{of_two} 32;\n@%other {write}"
+        );
+        assert_eq!(race(&body, 1, 96), expected, "{readers}");
+    }
     // Neighbours within a word do not race, whatever was accessed before as a whole.
     let halves = "mov.u16 %h, 1;\nst.global.u16 [%own], %h;";
     assert_eq!(

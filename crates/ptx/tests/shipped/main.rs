@@ -4,6 +4,7 @@
 mod device;
 mod lines;
 mod mutations;
+mod products;
 mod references;
 
 use ptx::Module;

@@ -1,0 +1,205 @@
+//! A warp's products that are under way, and the registers and bytes that these use until they are waited for.
+
+use crate::clock::VectorClock;
+use crate::error::{MistakeKind, Wrong};
+use crate::executable::Outside;
+use crate::kernel::PtxInstruction;
+use crate::registers::{File, LANES, LaneMask, Numbered};
+use crate::shadow::Who;
+use crate::warp::Warp;
+
+/// What a product uses.
+pub(crate) struct Product {
+    /// The registers that it adds to, and those of its left factor.
+    pub(crate) sums: Box<[Numbered]>,
+    pub(crate) left: Box<[Numbered]>,
+    /// The chunks of shared memory that it reads.
+    pub(crate) chunks: Vec<u64>,
+    /// What preceded it: nothing that it reads may be written later.
+    pub(crate) clock: VectorClock,
+    /// The number of its group; none before it is committed.
+    pub(crate) group: Option<u32>,
+}
+
+/// A register, as products see it.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    /// A product under way adds to it, or reads it.
+    is_sum: bool,
+    is_left: bool,
+    /// No fence came since another instruction read or wrote it.
+    is_touched: bool,
+}
+
+/// A warp's products under way.
+pub(crate) struct Products {
+    under_way: Vec<Product>,
+    groups: u32,
+    /// By word.
+    uses: Vec<Use>,
+}
+
+fn words(registers: &[Numbered]) -> impl Iterator<Item = usize> + '_ {
+    let words = registers
+        .iter()
+        .filter(|register| register.file == File::Words);
+    words.map(|register| register.index)
+}
+
+fn refuse(kind: MistakeKind, message: &str) -> Result<(), Wrong> {
+    Err(Wrong::new(kind, message))
+}
+
+impl Products {
+    /// Before a warp's first instruction.
+    pub(crate) fn new(words: usize) -> Products {
+        let untouched = Use::default();
+        Products {
+            under_way: Vec::new(),
+            groups: 0,
+            uses: vec![
+                Use {
+                    is_touched: true,
+                    ..untouched
+                };
+                words
+            ],
+        }
+    }
+
+    /// Another instruction than a product reads and writes registers.
+    pub(crate) fn touch(&mut self, instruction: &PtxInstruction) -> Result<(), Wrong> {
+        for index in words(&instruction.read) {
+            if self.uses[index].is_sum {
+                return refuse(
+                    MistakeKind::UnderWay,
+                    "reads a sum of a product that was not waited for",
+                );
+            }
+            self.uses[index].is_touched = true;
+        }
+        for index in words(&instruction.written) {
+            let Use {
+                is_sum, is_left, ..
+            } = self.uses[index];
+            if is_sum || is_left {
+                return refuse(
+                    MistakeKind::UnderWay,
+                    "writes a register of a product that was not waited for",
+                );
+            }
+            self.uses[index].is_touched = true;
+        }
+        Ok(())
+    }
+
+    /// Orders what other instructions did to registers before the products that follow.
+    pub(crate) fn fence(&mut self) {
+        self.uses.iter_mut().for_each(|one| one.is_touched = false);
+    }
+
+    /// Errors unless a product may begin that adds to some registers and reads others.
+    pub(crate) fn check(&self, sums: &[Numbered], left: &[Numbered]) -> Result<(), Wrong> {
+        for register in sums {
+            let one = self.uses[register.index];
+            let mut others = self.under_way.iter();
+            if one.is_left
+                || one.is_sum
+                    && others.any(|other| other.sums.contains(register) && *other.sums != *sums)
+            {
+                return refuse(
+                    MistakeKind::UnderWay,
+                    "adds to a register of another product that was not waited for",
+                );
+            }
+        }
+        if words(left).any(|index| self.uses[index].is_sum) {
+            return refuse(
+                MistakeKind::UnderWay,
+                "multiplies a sum of a product that was not waited for",
+            );
+        }
+        match words(sums)
+            .chain(words(left))
+            .any(|index| self.uses[index].is_touched)
+        {
+            true => refuse(
+                MistakeKind::Unfenced,
+                "a product of registers that were read or written since the last wgmma.fence",
+            ),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, product: Product) {
+        words(&product.sums).for_each(|index| self.uses[index].is_sum = true);
+        words(&product.left).for_each(|index| self.uses[index].is_left = true);
+        self.under_way.push(product);
+    }
+
+    /// Closes a group.
+    pub(crate) fn commit(&mut self) {
+        let open = self
+            .under_way
+            .iter_mut()
+            .filter(|product| product.group.is_none());
+        open.for_each(|product| product.group = Some(self.groups));
+        self.groups += 1;
+    }
+
+    /// How many products are under way.
+    pub(crate) fn count(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Takes the products of all committed groups except the `newest`.
+    fn take(&mut self, newest: u32) -> Vec<Product> {
+        let groups = self.groups;
+        let is_due =
+            |product: &mut Product| product.group.is_some_and(|group| group + newest < groups);
+        let due: Vec<Product> = self.under_way.extract_if(.., is_due).collect();
+        for product in &due {
+            words(&product.sums).for_each(|index| self.uses[index].is_sum = false);
+            words(&product.left).for_each(|index| self.uses[index].is_left = false);
+        }
+        for product in &self.under_way {
+            words(&product.sums).for_each(|index| self.uses[index].is_sum = true);
+            words(&product.left).for_each(|index| self.uses[index].is_left = true);
+        }
+        due
+    }
+}
+
+/// Waits for all committed groups except the `newest`. They have read shared memory until now, and the warp knows it as one: so
+/// one lane can free for all what they read.
+pub(crate) fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wrong> {
+    let products = warp.products.as_mut().expect("the kernel has products");
+    for product in products.take(newest) {
+        let who = Who {
+            block: outside.block,
+            thread: warp.index * LANES,
+            time: warp.time,
+            seen: &product.clock.seen,
+        };
+        for chunk in product.chunks {
+            outside
+                .shared
+                .note_product(chunk, &who, &product.clock.fenced)?;
+        }
+    }
+    warp.synchronise();
+    Ok(())
+}
+
+/// Errors if lanes end before their products.
+pub(crate) fn check_end(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
+    let count = warp.products.as_ref().map_or(0, Products::count);
+    match count {
+        0 => Ok(()),
+        _ if mask == 0 => Ok(()),
+        _ => {
+            let message = format!("ended with {count} products that were not waited for");
+            Err(Wrong::new(MistakeKind::Unfinished, message))
+        }
+    }
+}

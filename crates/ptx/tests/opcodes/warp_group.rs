@@ -1,0 +1,74 @@
+//! Instructions that four warps execute alike.
+
+use crate::harness::{Program, fault, kernel, run};
+use ptx::{ArgumentValue, GlobalMemory, MistakeKind};
+
+pub const PROGRAMS: &[(&str, Program)] = &[
+    ("setmaxnreg.dec.sync.aligned.u32", registers),
+    ("setmaxnreg.inc.sync.aligned.u32", registers),
+];
+
+/// Three groups, which are launched with 168 registers each: 504 = 24 + 240 + 240.
+const REGISTERS: &str = ".reg .b32 %t;
+    .reg .pred %p;
+    mov.u32 %t, %tid.x;
+    setp.lt.u32 %p, %t, 128;
+    @%p bra fewer;
+    setmaxnreg.inc.sync.aligned.u32 240;
+    bra end;
+    fewer:
+    setmaxnreg.dec.sync.aligned.u32 24;
+    end:";
+
+fn registers() -> String {
+    let text = kernel(REGISTERS);
+    let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
+    run(&text, 384, &arguments, &mut GlobalMemory::new()).unwrap();
+    text
+}
+
+#[test]
+fn mistakes_of_groups_are_found() {
+    for (from, to, message) in [
+        (
+            "u32 24;",
+            "u32 32;",
+            "ask for 512 registers of each of their threads, and were launched with 504",
+        ),
+        ("u32 240", "u32 160", "160 registers, after 168"),
+        ("u32 24;", "u32 176;", "176 registers, after 168"),
+        (
+            "%t, 128",
+            "%t, 96",
+            "another warp of the group came to another instruction",
+        ),
+        ("bra fewer", "bra end", "ask for 648 registers"),
+        (
+            "fewer:",
+            "fewer:\nsetp.lt.u32 %p, %t, 32;\n@%p bra end;",
+            "not all warps of the group came",
+        ),
+    ] {
+        let text = kernel(&REGISTERS.replacen(from, to, 1));
+        let found = fault(&text, 1, 384);
+        assert_eq!(found.kind, MistakeKind::Group, "{from} -> {to}: {found}");
+        assert!(found.message.contains(message), "{from} -> {to}: {found}");
+    }
+    let found = fault(&kernel(REGISTERS), 1, 352);
+    assert!(
+        found.message.contains("warps 8 to 10 are no group of four"),
+        "{found}"
+    );
+    let partly = REGISTERS.replace("%t, 128", "%t, 120");
+    assert_eq!(fault(&kernel(&partly), 1, 384).kind, MistakeKind::Lanes);
+    for count in [16, 100, 264] {
+        let text = kernel(&REGISTERS.replace("u32 24;", &format!("u32 {count};")));
+        let error = ptx::Module::parse(&text).err().unwrap();
+        assert!(
+            error
+                .message
+                .contains(&format!("{count} registers; possible are")),
+            "{error}"
+        );
+    }
+}
