@@ -1,7 +1,8 @@
-//! Branches, barriers and ends.
+//! Branches, barriers, ends, and the registers of groups of warps.
 
-use crate::executable::{Barrier, Decode, Executable, Opcodes};
+use crate::executable::{Barrier, Decode, Decoded, Executable, Opcodes};
 use crate::operands::PtxOperands;
+use crate::warp_group::UNIT;
 
 pub(crate) const OPCODES: Opcodes = &[
     ("bar.arrive", |o| {
@@ -50,6 +51,12 @@ pub(crate) const OPCODES: Opcodes = &[
     ("bra.uni", BRANCH),
     ("exit", END),
     ("ret", END),
+    ("setmaxnreg.dec.sync.aligned.u32", |o| {
+        set_registers(o, false)
+    }),
+    ("setmaxnreg.inc.sync.aligned.u32", |o| {
+        set_registers(o, true)
+    }),
 ];
 
 const BRANCH: Decode = |o: &mut PtxOperands| {
@@ -61,3 +68,18 @@ const END: Decode = |o: &mut PtxOperands| {
     o.exactly(0)?;
     Ok(Executable::End)
 };
+
+/// `count`: the registers that threads of the group have from here on.
+fn set_registers(o: &mut PtxOperands, is_more: bool) -> Decoded {
+    o.exactly(1)?;
+    let count = o.integer(0)? as u32;
+    if !(24..=256).contains(&count) || !count.is_multiple_of(UNIT) {
+        return Err(format!(
+            "{count} registers; possible are 24 to 256, by {UNIT}"
+        ));
+    }
+    Ok(Executable::together(None, move |warp, outside, _| {
+        let (warp, at) = (warp.index, outside.at);
+        outside.groups.ask(warp, at, (count, is_more))
+    }))
+}

@@ -12,7 +12,7 @@ use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
 use crate::operands::by_lane;
 use crate::phase::Mbarriers;
-use crate::products::{self, Products};
+use crate::products::WarpProducts;
 use crate::registers::{File, LANES, LaneMask, Numbered, Register, Registers, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
 use crate::warp::{LaneGroup, Warp};
@@ -168,7 +168,7 @@ impl Machine<'_> {
         warp.groups = vec![LaneGroup::new(0, warp.whole)];
         warp.copies = Default::default();
         let words = self.kernel.registers.words.len();
-        warp.products = self.kernel.has_products.then(|| Products::new(words));
+        warp.products = self.kernel.has_products.then(|| WarpProducts::new(words));
         let threads = width * height * self.block[2];
         warp.clock = VectorClock::new((threads as usize).div_ceil(LANES));
         warp.ahead.fill(None);
@@ -301,7 +301,8 @@ impl Machine<'_> {
             self.has_run[group.at] |= mask != 0;
             check_registers(instruction, &warp.registers, group.lanes, mask).map_err(stopped)?;
             if let Some(products) = warp.products.as_mut().filter(|_| mask != 0) {
-                products.touch(instruction).map_err(stopped)?;
+                let touched = products.touch(&instruction.read, &instruction.written);
+                touched.map_err(stopped)?;
             }
             // Nobody reads a result before the instruction is through, even if that waits for other lanes.
             warp.registers.set_written(&instruction.written, mask);
@@ -347,7 +348,9 @@ impl Machine<'_> {
                 }
                 Executable::End => {
                     check_copies(warp, mask).map_err(stopped)?;
-                    products::check_end(warp, mask).map_err(stopped)?;
+                    if let Some(products) = warp.products.as_ref().filter(|_| mask != 0) {
+                        products.check_end().map_err(stopped)?;
+                    }
                     group.lanes &= !mask;
                     if group.lanes == 0 {
                         return Ok(());

@@ -1,12 +1,13 @@
 //! Instructions on barriers in shared memory, and fences of what asynchronous instructions access.
 
 use crate::access::check_alignment;
+use crate::async_copy::deliver;
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::{PtxOperand, PtxOperands};
-use crate::phase::{LateCopy, Mbarrier, PhaseArrival, PhaseWait, arrive};
+use crate::phase::{LateCopy, Mbarrier, PhaseArrival, PhaseWait};
 use crate::registers::{LANES, LaneMask, Register, lanes};
-use crate::shadow::AccessKind;
+use crate::shadow::{AccessKind, Who};
 use crate::warp::Warp;
 use std::rc::Rc;
 
@@ -203,4 +204,26 @@ fn try_wait(o: &mut PtxOperands) -> Decoded {
         warp.registers.write_predicate(target, mask, over);
         Ok(wait)
     })))
+}
+
+/// Arrives on a barrier, and makes the copies of its phase if that is over. Gives how many phases were over before.
+fn arrive(outside: &mut Outside, address: u64, arrival: PhaseArrival) -> Result<u32, Wrong> {
+    let (before, copies) = outside.mbarriers.arrive(address, arrival)?;
+    for late in copies {
+        make(outside, &late)?;
+    }
+    Ok(before)
+}
+
+fn make(outside: &mut Outside, late: &LateCopy) -> Result<(), Wrong> {
+    let who = Who {
+        block: outside.block,
+        thread: late.thread,
+        time: late.time,
+        seen: &late.clock.seen,
+    };
+    deliver(outside, &late.copy, &who).map_err(|wrong| {
+        let message = format!("a copy by thread number {}: {}", late.thread, wrong.message);
+        Wrong::new(wrong.kind, message)
+    })
 }

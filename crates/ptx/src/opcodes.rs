@@ -3,12 +3,12 @@
 use crate::executable::{Decode, Opcodes};
 use crate::{
     access, arithmetic, async_copy, collective, compare, control, convert, logic, matrix, mbarrier,
-    warp_group, wgmma,
+    wgmma,
 };
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-const FAMILIES: [Opcodes; 15] = [
+const FAMILIES: [Opcodes; 14] = [
     access::OPCODES,
     access::PARAMETERS,
     access::WINDOWS,
@@ -21,7 +21,6 @@ const FAMILIES: [Opcodes; 15] = [
     logic::OPCODES,
     matrix::OPCODES,
     mbarrier::OPCODES,
-    warp_group::OPCODES,
     wgmma::OPCODES,
     wgmma::PRODUCTS,
 ];

@@ -1,11 +1,8 @@
 //! Barriers in shared memory: the phases of each, what they still wait for, and whom they order.
 
-use crate::async_copy::deliver;
 use crate::clock::VectorClock;
 use crate::copies::AsyncCopy;
 use crate::error::{MistakeKind, Wrong};
-use crate::executable::Outside;
-use crate::shadow::Who;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -80,6 +77,35 @@ impl Mbarriers {
         barrier.is_none_or(|barrier| barrier.over(wait.parity).is_some())
     }
 
+    /// Arrives on a barrier. Gives how many phases were over before, and the copies of the phase if it is over now.
+    pub(crate) fn arrive(
+        &mut self,
+        address: u64,
+        arrival: PhaseArrival,
+    ) -> Result<(u32, Vec<LateCopy>), Wrong> {
+        let barrier = self.0.get_mut(&address);
+        let barrier = barrier.expect("its use has been checked");
+        if arrival.count > barrier.missing {
+            let message = format!(
+                "{} arrivals at the barrier at {address:#x}, whose phase {} lacks {} of {}, and {} bytes",
+                arrival.count, barrier.phases, barrier.missing, barrier.expected, barrier.bytes
+            );
+            return Err(Wrong::new(MistakeKind::Barrier, message));
+        }
+        let before = barrier.phases;
+        barrier.missing -= arrival.count;
+        barrier.bytes += arrival.bytes;
+        barrier.arriving.join(&arrival.clock);
+        barrier.copies.extend(arrival.copies);
+        if barrier.missing > 0 || barrier.bytes > 0 {
+            return Ok((before, Vec::new()));
+        }
+        barrier.phases += 1;
+        barrier.missing = barrier.expected;
+        barrier.over = std::mem::take(&mut barrier.arriving);
+        Ok((before, std::mem::take(&mut barrier.copies)))
+    }
+
     /// Nobody can go on, and these are the barriers for which somebody waits.
     pub(crate) fn stuck(&self, waits: &BTreeSet<u64>) -> Wrong {
         let lacks = waits.iter().map(|address| {
@@ -93,48 +119,4 @@ impl Mbarriers {
         let message = format!("a wait for ever: {}", lacks.join(", "));
         Wrong::new(MistakeKind::Barrier, message)
     }
-}
-
-/// Arrives on a barrier, and makes the copies of its phase if that is over. Gives how many phases were over before.
-pub(crate) fn arrive(
-    outside: &mut Outside,
-    address: u64,
-    arrival: PhaseArrival,
-) -> Result<u32, Wrong> {
-    let barrier = outside.mbarriers.0.get_mut(&address);
-    let barrier = barrier.expect("its use has been checked");
-    if arrival.count > barrier.missing {
-        let message = format!(
-            "{} arrivals at the barrier at {address:#x}, whose phase {} lacks {} of {}, and {} bytes",
-            arrival.count, barrier.phases, barrier.missing, barrier.expected, barrier.bytes
-        );
-        return Err(Wrong::new(MistakeKind::Barrier, message));
-    }
-    let before = barrier.phases;
-    barrier.missing -= arrival.count;
-    barrier.bytes += arrival.bytes;
-    barrier.arriving.join(&arrival.clock);
-    barrier.copies.extend(arrival.copies);
-    if barrier.missing == 0 && barrier.bytes == 0 {
-        barrier.phases += 1;
-        barrier.missing = barrier.expected;
-        barrier.over = std::mem::take(&mut barrier.arriving);
-        for late in std::mem::take(&mut barrier.copies) {
-            make(outside, &late)?;
-        }
-    }
-    Ok(before)
-}
-
-fn make(outside: &mut Outside, late: &LateCopy) -> Result<(), Wrong> {
-    let who = Who {
-        block: outside.block,
-        thread: late.thread,
-        time: late.time,
-        seen: &late.clock.seen,
-    };
-    deliver(outside, &late.copy, &who).map_err(|wrong| {
-        let message = format!("a copy by thread number {}: {}", late.thread, wrong.message);
-        Wrong::new(wrong.kind, message)
-    })
 }

@@ -2,11 +2,7 @@
 
 use crate::clock::VectorClock;
 use crate::error::{MistakeKind, Wrong};
-use crate::executable::Outside;
-use crate::kernel::PtxInstruction;
-use crate::registers::{File, LANES, LaneMask, Numbered};
-use crate::shadow::Who;
-use crate::warp::Warp;
+use crate::registers::{File, Numbered};
 
 /// What a product uses.
 pub(crate) struct Product {
@@ -32,7 +28,7 @@ struct Use {
 }
 
 /// A warp's products under way.
-pub(crate) struct Products {
+pub(crate) struct WarpProducts {
     under_way: Vec<Product>,
     groups: u32,
     /// By word.
@@ -50,11 +46,11 @@ fn refuse(kind: MistakeKind, message: &str) -> Result<(), Wrong> {
     Err(Wrong::new(kind, message))
 }
 
-impl Products {
+impl WarpProducts {
     /// Before a warp's first instruction.
-    pub(crate) fn new(words: usize) -> Products {
+    pub(crate) fn new(words: usize) -> WarpProducts {
         let untouched = Use::default();
-        Products {
+        WarpProducts {
             under_way: Vec::new(),
             groups: 0,
             uses: vec![
@@ -68,8 +64,8 @@ impl Products {
     }
 
     /// Another instruction than a product reads and writes registers.
-    pub(crate) fn touch(&mut self, instruction: &PtxInstruction) -> Result<(), Wrong> {
-        for index in words(&instruction.read) {
+    pub(crate) fn touch(&mut self, read: &[Numbered], written: &[Numbered]) -> Result<(), Wrong> {
+        for index in words(read) {
             if self.uses[index].is_sum {
                 return refuse(
                     MistakeKind::UnderWay,
@@ -78,7 +74,7 @@ impl Products {
             }
             self.uses[index].is_touched = true;
         }
-        for index in words(&instruction.written) {
+        for index in words(written) {
             let Use {
                 is_sum, is_left, ..
             } = self.uses[index];
@@ -147,13 +143,19 @@ impl Products {
         self.groups += 1;
     }
 
-    /// How many products are under way.
-    pub(crate) fn count(&self) -> usize {
-        self.under_way.len()
+    /// Errors if lanes end before their products.
+    pub(crate) fn check_end(&self) -> Result<(), Wrong> {
+        match self.under_way.len() {
+            0 => Ok(()),
+            count => {
+                let message = format!("ended with {count} products that were not waited for");
+                Err(Wrong::new(MistakeKind::Unfinished, message))
+            }
+        }
     }
 
     /// Takes the products of all committed groups except the `newest`.
-    fn take(&mut self, newest: u32) -> Vec<Product> {
+    pub(crate) fn take(&mut self, newest: u32) -> Vec<Product> {
         let groups = self.groups;
         let is_due =
             |product: &mut Product| product.group.is_some_and(|group| group + newest < groups);
@@ -167,39 +169,5 @@ impl Products {
             words(&product.left).for_each(|index| self.uses[index].is_left = true);
         }
         due
-    }
-}
-
-/// Waits for all committed groups except the `newest`. They have read shared memory until now, and the warp knows it as one: so
-/// one lane can free for all what they read.
-pub(crate) fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wrong> {
-    let products = warp.products.as_mut().expect("the kernel has products");
-    for product in products.take(newest) {
-        let who = Who {
-            block: outside.block,
-            thread: warp.index * LANES,
-            time: warp.time,
-            seen: &product.clock.seen,
-        };
-        for chunk in product.chunks {
-            outside
-                .shared
-                .note_product(chunk, &who, &product.clock.fenced)?;
-        }
-    }
-    warp.synchronise();
-    Ok(())
-}
-
-/// Errors if lanes end before their products.
-pub(crate) fn check_end(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
-    let count = warp.products.as_ref().map_or(0, Products::count);
-    match count {
-        0 => Ok(()),
-        _ if mask == 0 => Ok(()),
-        _ => {
-            let message = format!("ended with {count} products that were not waited for");
-            Err(Wrong::new(MistakeKind::Unfinished, message))
-        }
     }
 }

@@ -4,7 +4,7 @@ use crate::clock::{VectorClock, later};
 use crate::copies::AsyncCopies;
 use crate::memory::AddressSpace;
 use crate::phase::PhaseWait;
-use crate::products::Products;
+use crate::products::WarpProducts;
 use crate::registers::{LaneMask, Registers, lanes};
 
 /// Lanes that are at the same instruction.
@@ -57,7 +57,7 @@ pub(crate) struct Warp {
     pub(crate) arrival: Option<Arrival>,
     pub(crate) copies: AsyncCopies,
     /// Products, if the kernel has any.
-    pub(crate) products: Option<Products>,
+    pub(crate) products: Option<WarpProducts>,
     /// Local memory, by lane.
     pub(crate) local: Vec<AddressSpace>,
     /// The time of its clock.

@@ -1,24 +1,13 @@
 //! Groups of four warps, whose instructions all four execute alike: each runs by itself, and its steps are compared.
 
 use crate::error::{MistakeKind, Wrong};
-use crate::executable::{Decoded, Executable, Opcodes};
-use crate::operands::PtxOperands;
 
 /// Warps of a group.
 pub(crate) const WARPS: usize = 4;
 
 /// Registers of a multiprocessor, and the unit in which threads get them.
 const REGISTERS: u32 = 65_536;
-const UNIT: u32 = 8;
-
-pub(crate) const OPCODES: Opcodes = &[
-    ("setmaxnreg.dec.sync.aligned.u32", |o| {
-        set_registers(o, false)
-    }),
-    ("setmaxnreg.inc.sync.aligned.u32", |o| {
-        set_registers(o, true)
-    }),
-];
+pub(crate) const UNIT: u32 = 8;
 
 /// An instruction of a group, and the operands in which its warps agree.
 type Step = (usize, [u64; 3]);
@@ -93,6 +82,30 @@ impl WarpGroups {
         }
     }
 
+    /// A warp executes an instruction after which threads of its group have `count` registers: more or fewer than before.
+    pub(crate) fn ask(
+        &mut self,
+        warp: usize,
+        at: usize,
+        (count, is_more): (u32, bool),
+    ) -> Result<(), Wrong> {
+        if !self.step(warp, at, [0; 3])? {
+            return Ok(());
+        }
+        self.asked = (warp, at);
+        let registers = &mut self.groups[warp / WARPS].registers;
+        let before = registers.replace(count).unwrap_or(self.launched);
+        let is_wrong = if is_more {
+            count < before
+        } else {
+            count > before
+        };
+        match is_wrong {
+            true => refuse(format!("{count} registers, after {before}")),
+            false => Ok(()),
+        }
+    }
+
     /// Errors, with a warp and an instruction, if a warp ended without some step of its group, or there are not as many
     /// registers as the groups ask for.
     pub(crate) fn check_end(&self) -> Result<(), (usize, usize, Wrong)> {
@@ -122,32 +135,4 @@ impl WarpGroups {
         }
         Ok(())
     }
-}
-
-/// `count`: the registers that threads of the group have from here on.
-fn set_registers(o: &mut PtxOperands, is_more: bool) -> Decoded {
-    o.exactly(1)?;
-    let count = o.integer(0)? as u32;
-    if !(24..=256).contains(&count) || !count.is_multiple_of(UNIT) {
-        return Err(format!(
-            "{count} registers; possible are 24 to 256, by {UNIT}"
-        ));
-    }
-    Ok(Executable::together(None, move |warp, outside, _| {
-        let groups = &mut *outside.groups;
-        if !groups.step(warp.index, outside.at, [0; 3])? {
-            return Ok(());
-        }
-        let group = &mut groups.groups[warp.index / WARPS];
-        let before = group.registers.replace(count).unwrap_or(groups.launched);
-        groups.asked = (warp.index, outside.at);
-        match if is_more {
-            count < before
-        } else {
-            count > before
-        } {
-            true => refuse(format!("{count} registers, after {before}")),
-            false => Ok(()),
-        }
-    }))
 }

@@ -9,7 +9,7 @@ use crate::descriptor::{CHUNK, CHUNK_BYTES, Descriptor, K, accumulator, left};
 use crate::error::{MistakeKind, Wrong};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::{PtxOperand, PtxOperands};
-use crate::products::{Product, Products, finish};
+use crate::products::{Product, WarpProducts};
 use crate::registers::{Condition, File, LANES, LaneMask, Numbered, Register};
 use crate::shadow::Who;
 use crate::warp::Warp;
@@ -54,8 +54,28 @@ pub(crate) const OPCODES: Opcodes = &[
 /// Rows of a warp.
 const ROWS: usize = 16;
 
-fn products(warp: &mut Warp) -> &mut Products {
+fn products(warp: &mut Warp) -> &mut WarpProducts {
     warp.products.as_mut().expect("the kernel has products")
+}
+
+/// Waits for all committed groups except the `newest`. They have read shared memory until now, and the warp knows it as one: so
+/// one lane can free for all what they read.
+fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wrong> {
+    for product in products(warp).take(newest) {
+        let who = Who {
+            block: outside.block,
+            thread: warp.index * LANES,
+            time: warp.time,
+            seen: &product.clock.seen,
+        };
+        for chunk in product.chunks {
+            outside
+                .shared
+                .note_product(chunk, &who, &product.clock.fenced)?;
+        }
+    }
+    warp.synchronise();
+    Ok(())
 }
 
 /// An instruction of the group without operands that could differ.
