@@ -17,7 +17,7 @@ pub(crate) const OPCODES: Opcodes = &[
             Ok(())
         }))
     }),
-    // Which lane it is, devices say not; the first, as they choose.
+    // PTX leaves open which lane it is; here it is the lowest.
     ("elect.sync", |o| {
         o.exactly(2)?;
         let (target, members) = (o.elected_target(0)?, o.source::<u32>(1)?);

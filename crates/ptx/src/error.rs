@@ -66,11 +66,11 @@ pub enum MistakeKind {
     Barrier,
     /// An instruction of several lanes in which some do not take part, or that reads a lane that does not.
     Lanes,
-    /// Something that a product of a group uses, and that no fence orders before it.
+    /// A product of registers without a `wgmma.fence` since they were used, or of shared memory without a `fence.proxy.async` since it was written.
     Unfenced,
-    /// A register that a product under way uses.
+    /// A register of a product that is used before `wgmma.wait_group` has waited for the product.
     UnderWay,
-    /// An instruction of a group of four warps that these do not execute alike.
+    /// An instruction for four warps (`wgmma`, `setmaxnreg`) to which not all four come, or with other operands.
     Group,
     /// An asynchronous copy or product that its thread never waited for.
     Unfinished,

@@ -185,7 +185,8 @@ impl AddressSpace {
         region.value(offset, bytes)
     }
 
-    /// Reads memory that only one thread can reach, without a race check.
+    /// Reads memory without a race check: what only one thread can reach, and what a barrier in memory or a product reads, whose reads are
+    /// noted apart.
     pub(crate) fn peek(&self, address: u64, bytes: usize) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let index = self.holder(address, bytes);
         let region = &self.regions[index.ok_or_else(|| self.outside(address, bytes))?];

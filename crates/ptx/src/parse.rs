@@ -160,16 +160,20 @@ impl<'t> Parser<'t> {
 
     /// `.target sm_90a`
     fn target(&mut self) -> Result<(), ParseError> {
+        let line = self.line();
         self.at += 1;
         if let "sm_90" | "sm_90a" = self.word()? {
             self.shared_bytes_max = SHARED_BYTES_MAX_ON_HOPPER;
         }
-        self.skip_line();
+        self.skip_rest_of(line);
         Ok(())
     }
 
     fn skip_line(&mut self) {
-        let line = self.line();
+        self.skip_rest_of(self.line());
+    }
+
+    fn skip_rest_of(&mut self, line: u32) {
         while self.peek().is_some() && self.line() == line {
             self.at += 1;
         }

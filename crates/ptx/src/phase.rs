@@ -14,7 +14,7 @@ pub(crate) struct PhaseWait {
     pub(crate) parity: bool,
 }
 
-/// A thread's copy that is made when the phase ends on which it arrives: no later, and nobody may look earlier.
+/// A thread's copy that is made when the phase ends on which it arrives. Until then its target counts as unwritten.
 pub(crate) struct LateCopy {
     pub(crate) copy: AsyncCopy,
     pub(crate) thread: usize,

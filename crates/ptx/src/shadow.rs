@@ -170,6 +170,7 @@ impl ReadSets {
     fn with(&mut self, cell: Cell, who: &Who) -> Cell {
         // Which thread of its warp it was does not matter here.
         let cell = match cell.warp() {
+            None if self.sets[cell.time() as usize][who.warp()] == who.time + 1 => return cell,
             None => cell,
             Some(warp) => Cell::new(cell.block(), OF_WARP + warp as u64, cell.time()),
         };

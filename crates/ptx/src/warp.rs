@@ -136,6 +136,9 @@ impl Warp {
 
     /// Tensor cores see what precedes a proxy fence of the lanes of a mask.
     pub(crate) fn fence(&mut self, mask: LaneMask) {
+        if mask == 0 {
+            return;
+        }
         let mut clock = self.release(mask);
         clock.fence();
         later(&mut self.clock.fenced, &clock.fenced);

@@ -38,7 +38,7 @@ fn refuse<T>(message: String) -> Result<T, Wrong> {
 impl WarpGroups {
     /// For blocks of so many warps, of which so many fit on a multiprocessor.
     pub(crate) fn new(warps: usize, blocks: u32) -> WarpGroups {
-        let threads = blocks * 32 * warps as u32;
+        let threads = blocks.max(1) * 32 * warps as u32;
         WarpGroups {
             groups: (0..warps.div_ceil(WARPS))
                 .map(|_| WarpGroup::default())
