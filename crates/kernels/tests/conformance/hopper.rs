@@ -3,16 +3,20 @@
 use crate::case::{Cases, judge};
 use crate::device::{Device, interpreting};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted};
-use crate::{DTYPES, fp8, largest, swiglu};
+use crate::{DTYPES, fp8, largest, layer_norm, rms_norm, swiglu};
 use kernels::cuda::ptx_on_hopper;
 use ptx::PtxTexts;
 use std::sync::Arc;
 
-/// Cases that launch such kernels, beside `largest::find_and_know`. `interpreted` finds opcodes that these do not execute.
-const CASES: [Cases; 2] = [fp8::cases, swiglu::cases];
+/// Cases that launch kernels whose codes of FP8 may be made by the instruction, beside `largest::find_and_know`.
+const OF_CODES: [Cases; 2] = [fp8::cases, swiglu::cases];
 
-/// Judges them on these texts, whose conversion to FP8 is as expected or not.
-fn conform(texts: &Arc<PtxTexts>, converts: bool) {
+/// Cases that launch the others of the same sources. `interpreted` finds opcodes that no case executes.
+const OTHERS: [Cases; 2] = [rms_norm::cases, layer_norm::cases];
+
+/// Judges cases on these texts, whose conversion to FP8 is as expected or not.
+fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item = Cases>) {
+    let all: Vec<Cases> = cases.into_iter().collect();
     for dtype in DTYPES {
         let (memory, kernels) = interpreting(texts, dtype);
         memory.set_poison(true);
@@ -21,7 +25,7 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool) {
         }
         let name = format!("interpreted PTX of Hopper for {dtype:?}");
         let devices = [Device::new(name, memory, Box::new(kernels))];
-        for case in CASES.into_iter().flat_map(|cases| cases(dtype)) {
+        for case in all.iter().flat_map(|cases| cases(dtype)) {
             judge(case.as_ref(), &devices);
         }
         largest::find_and_know(&devices[0], dtype);
@@ -30,7 +34,7 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool) {
 
 #[test]
 fn as_it_is() {
-    conform(&TEXTS_ON_HOPPER, true);
+    conform(&TEXTS_ON_HOPPER, true, [OF_CODES, OTHERS].concat());
 }
 
 /// A device whose instruction makes other codes: of the other format.
@@ -47,5 +51,5 @@ fn codes_by_integers_where_the_instruction_makes_others() {
             .replace('?', e5m2);
         texts = texts.replacing(name, swapped);
     }
-    conform(&noted(texts, ON_HOPPER), false);
+    conform(&noted(texts, ON_HOPPER), false, OF_CODES);
 }

@@ -60,7 +60,7 @@ pub fn noted(texts: PtxTexts, on: &'static str) -> Arc<PtxTexts> {
 }
 
 /// Opcodes that no case executes, by kernel or, at a `*`, in all kernels.
-const NOT_EXECUTED: [(&str, &str); 13] = [
+const NOT_EXECUTED: [(&str, &str); 12] = [
     // Quotients of numbers of more than 32 bits; smaller ones are divided by a shorter way.
     ("*", "div.u64"),
     ("*", "rem.u64"),
@@ -76,8 +76,6 @@ const NOT_EXECUTED: [(&str, &str); 13] = [
     ("adafactor_rate", "shl.b32"),
     // Losses that begin at no multiple of 16 bytes, as none that are leased do.
     ("sum_f32", "mov.f32"),
-    // A matrix that is not aligned: `load` asks each pack again, and none is.
-    ("quantise_transposed_e4m3_f32", "ld.global.v4.u32"),
 ];
 
 /// The opcodes of each kernel of a text.
