@@ -2,9 +2,8 @@
 
 use crate::case::{Cases, judge};
 use crate::device::{Device, interpreting};
-use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted};
+use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted, texts_on_hopper};
 use crate::{DTYPES, fp8, largest, layer_norm, rms_norm, swiglu};
-use kernels::cuda::ptx_on_hopper;
 use ptx::PtxTexts;
 use std::sync::Arc;
 
@@ -43,7 +42,7 @@ fn codes_by_integers_where_the_instruction_makes_others() {
     let formats = ["e4m3x2", "e5m2x2"].map(|format| format!("cvt.rn.satfinite.{format}.f32"));
     let [e4m3, e5m2] = &formats;
     let mut texts = PtxTexts::on_hopper();
-    for (name, text) in ptx_on_hopper() {
+    for (name, text) in texts_on_hopper() {
         assert!(text.contains(e4m3), "{name}");
         let swapped = text
             .replace(e4m3, "?")

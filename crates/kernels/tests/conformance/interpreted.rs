@@ -30,15 +30,24 @@ pub static TEXTS_ON_HOPPER: LazyLock<Arc<PtxTexts>> =
     LazyLock::new(|| noted(replaced(PtxTexts::on_hopper(), ".on_hopper.ptx"), ON_HOPPER));
 
 fn replaced(texts: PtxTexts, ending: &str) -> PtxTexts {
-    let Some(folder) = std::env::var_os(REPLACED) else {
-        return texts;
-    };
     kernels::cuda::ptx().fold(texts, |texts, (name, _)| {
-        let other = std::fs::read_to_string(Path::new(&folder).join(format!("{name}{ending}")));
+        let other = other(name, ending);
         other
             .into_iter()
             .fold(texts, |texts, other| texts.replacing(name, other))
     })
+}
+
+/// The text of the folder in place of a source's.
+fn other(name: &str, ending: &str) -> Option<String> {
+    let folder = std::env::var_os(REPLACED)?;
+    std::fs::read_to_string(Path::new(&folder).join(format!("{name}{ending}"))).ok()
+}
+
+/// What Hopper runs, by source.
+pub fn texts_on_hopper() -> impl Iterator<Item = (&'static str, String)> {
+    let texts = kernels::cuda::ptx_on_hopper();
+    texts.map(|(name, text)| (name, other(name, ".on_hopper.ptx").unwrap_or(text)))
 }
 
 /// Texts that write down which opcodes of which kernels are executed, if that is wanted.
