@@ -4,7 +4,7 @@ use crate::Result;
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Site};
 use crate::fp8_underflows::Fp8Underflows;
 use kernels::Kernels;
-use kernels::operation::{AbsMax, LargestMagnitude, Quantise, QuantiseTransposed};
+use kernels::operation::{AbsMax, OutputForm, Quantise, QuantiseTransposed};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
@@ -83,11 +83,11 @@ impl<'a> CodedOperand<'a> {
         self.known.codes
     }
 
-    /// What the maker of its values does about their largest magnitude. One that makes codes at once knows it.
-    pub(crate) fn largest(self, makes_codes: bool) -> LargestMagnitude<'a> {
-        if makes_codes {
+    /// The form in which a stage writes it: codes, whose largest magnitude is known, or values.
+    pub(crate) fn form(self, is_codes: bool) -> OutputForm<'a> {
+        if is_codes {
             let (_, largest) = self.cells.split_at(1);
-            return LargestMagnitude::Known(largest.into_in());
+            return OutputForm::Codes(largest.into_in());
         }
         self.largest_to_find().into()
     }

@@ -5,7 +5,7 @@ use crate::fp8_cells::CodesTo;
 use crate::pass::{Pass, Work};
 use crate::{Activation, ParameterId, Purpose, Result};
 use kernels::fp8::Fp8;
-use kernels::operation::{Copy, LargestMagnitude, TransposeCodes};
+use kernels::operation::{Copy, OutputForm, TransposeCodes};
 use memory::{Buffer, Category, DType, In, Out};
 use units::Weights;
 
@@ -56,13 +56,9 @@ impl Pass<'_> {
         self.work.saved.largest_to_find(site)
     }
 
-    /// What a stage does about the largest magnitude of the reader's input, which it writes with this type.
-    pub(crate) fn largest_input(
-        &mut self,
-        read_by: Option<Fp8Reader>,
-        made: DType,
-    ) -> LargestMagnitude<'_> {
-        self.parameters_and_largest(&[], (read_by, made)).1
+    /// The form in which a stage writes the reader's input, by the type of the room for it.
+    pub(crate) fn input_form(&mut self, read_by: Option<Fp8Reader>, made: DType) -> OutputForm<'_> {
+        self.parameters_and_form(&[], (read_by, made)).1
     }
 
     /// An operand of a layer in FP8; none outside training, where nothing is.
@@ -71,21 +67,19 @@ impl Pass<'_> {
         Some(self.site(layer, operand))
     }
 
-    /// Some parameters, and what [`Pass::largest_input`] gives.
-    pub(crate) fn parameters_and_largest(
+    /// Some parameters, and the form that [`Pass::input_form`] gives.
+    pub(crate) fn parameters_and_form(
         &mut self,
         ids: &[ParameterId],
         (read_by, made): (Option<Fp8Reader>, DType),
-    ) -> (Vec<In<'_>>, LargestMagnitude<'_>) {
+    ) -> (Vec<In<'_>>, OutputForm<'_>) {
         let layer = read_by.map(|reader| reader.layer);
         let site = self.site_in_training(layer, Fp8Operand::Input);
         let indices = self.indices(ids);
         let Work { weights, saved, .. } = &mut self.work;
         let parameters = indices.iter().map(|index| weights.view(*index)).collect();
-        let largest = site.map_or(LargestMagnitude::Unused, |site| {
-            saved.largest(site, made.is_fp8())
-        });
-        (parameters, largest)
+        let form = site.map_or(OutputForm::Values, |site| saved.form(site, made.is_fp8()));
+        (parameters, form)
     }
 
     /// As [`Pass::output`], for an activation that may be kept as codes for this reader. A replay knows their scale, and makes them at

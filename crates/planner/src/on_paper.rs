@@ -191,7 +191,7 @@ impl Paper {
         Ok(added.seconds / at_a_time as f64)
     }
 
-    /// What operations read and write in a micro-batch and in an update, by group.
+    /// Bytes that operations read and write in a micro-batch and in an update, and their times, by group.
     ///
     /// # Errors
     /// Only on a defect: shapes need no memory.

@@ -1,4 +1,4 @@
-//! What operations read and write on the device, and how long they take on paper, by group.
+//! Bytes that operations read and write on the device, and their times on paper, by group.
 
 use kernels::timeline::Span;
 use memory::{Layer, Phase};

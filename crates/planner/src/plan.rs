@@ -131,7 +131,7 @@ pub struct Plan {
     /// The effect of single other settings; none in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Effect>,
-    /// What operations read and write, and how long they take on paper, by group; none in the plan of a run.
+    /// Bytes that operations read and write, and their times on paper, by group. Empty in the plan of a run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<PlannedOperations>,
     /// Rules of thumb beside the plan.

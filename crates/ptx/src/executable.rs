@@ -33,6 +33,7 @@ impl Outside<'_> {
             block: self.block,
             thread: warp.index * LANES + lane,
             time: warp.time,
+            met: warp.met,
             seen: &warp.clock_of(lane).seen,
         }
     }

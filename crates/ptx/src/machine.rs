@@ -144,6 +144,7 @@ impl Machine<'_> {
             products: None,
             local: Vec::new(),
             time: 0,
+            met: 0,
             clock: VectorClock::default(),
             ahead: vec![None; LANES],
         }
@@ -173,6 +174,7 @@ impl Machine<'_> {
         warp.clock = VectorClock::new((threads as usize).div_ceil(LANES));
         warp.ahead.fill(None);
         warp.time = 0;
+        warp.met = 0;
         if self.kernel.local_bytes > 0 {
             warp.local.clear();
             warp.local.resize_with(LANES, || {

@@ -151,6 +151,7 @@ fn arrive_with_copies(o: &mut PtxOperands) -> Decoded {
                 copy,
                 thread: warp.index * LANES + lane,
                 time,
+                met: warp.met,
                 clock: clock.clone(),
             });
             let arrival = PhaseArrival {
@@ -220,6 +221,7 @@ fn make(outside: &mut Outside, late: &LateCopy) -> Result<(), Wrong> {
         block: outside.block,
         thread: late.thread,
         time: late.time,
+        met: late.met,
         seen: &late.clock.seen,
     };
     deliver(outside, &late.copy, &who).map_err(|wrong| {

@@ -19,6 +19,7 @@ pub(crate) struct LateCopy {
     pub(crate) copy: AsyncCopy,
     pub(crate) thread: usize,
     pub(crate) time: u32,
+    pub(crate) met: u32,
     pub(crate) clock: Rc<VectorClock>,
 }
 

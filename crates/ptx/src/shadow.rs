@@ -34,6 +34,8 @@ pub(crate) struct Who<'a> {
     pub(crate) thread: usize,
     /// The time of its warp's clock.
     pub(crate) time: u32,
+    /// The time of that clock when the warp's lanes last gave each other what they had read.
+    pub(crate) met: u32,
     /// For each warp of the block, the time of its clock before which its accesses precede this one.
     pub(crate) seen: &'a [u32],
 }
@@ -108,9 +110,9 @@ impl Cell {
         match self.thread() {
             SEVERAL if self.block() == who.block + 1 => {
                 let mut times = sets.sets[self.time() as usize].iter().enumerate();
-                times.all(|(warp, time)| *time <= who.limit(warp, who.time))
+                times.all(|(warp, time)| *time <= who.limit(warp, who.met))
             }
-            _ => self.is_before_since(who, who.time),
+            _ => self.is_before_since(who, who.met),
         }
     }
 

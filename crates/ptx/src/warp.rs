@@ -62,6 +62,8 @@ pub(crate) struct Warp {
     pub(crate) local: Vec<AddressSpace>,
     /// The time of its clock.
     pub(crate) time: u32,
+    /// The time when its lanes last gave each other what they had read.
+    pub(crate) met: u32,
     /// What precedes the accesses of all its lanes.
     pub(crate) clock: VectorClock,
     /// By lane, what precedes its accesses, if it waited for more than the others did.
@@ -97,6 +99,7 @@ impl Warp {
             self.clock.join(&ahead);
         }
         self.time += 1;
+        self.met = self.time;
         self.clock.seen[self.index] = self.time;
     }
 
@@ -146,7 +149,10 @@ impl Warp {
 
     /// Orders earlier reads of the whole warp before its later writes.
     pub(crate) fn exchange(&mut self, mask: LaneMask) {
-        self.time += u32::from(mask == self.whole);
+        if mask == self.whole {
+            self.time += 1;
+            self.met = self.time;
+        }
     }
 
     /// The lanes that have not ended.

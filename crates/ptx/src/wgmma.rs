@@ -66,6 +66,7 @@ fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wro
             block: outside.block,
             thread: warp.index * LANES,
             time: warp.time,
+            met: warp.met,
             seen: &product.clock.seen,
         };
         for chunk in product.chunks {
@@ -298,6 +299,7 @@ impl Tile {
             block: outside.block,
             thread: warp.index * LANES,
             time: warp.time,
+            met: warp.met,
             seen: &warp.clock.seen,
         };
         let mut read = |address| {

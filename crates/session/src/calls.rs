@@ -202,7 +202,7 @@ mod tests {
     /// searches for those of what norms and the activation function make, of the latter's gradient, or of the joined gradients of queries, keys
     /// and values: their kernels find them.
     #[test]
-    fn each_largest_magnitude_in_fp8_is_searched_for_once() {
+    fn each_output_form_in_fp8_is_searched_for_once() {
         let searches = |more: &[&str]| -> Vec<usize> {
             launches_in_fp8(|name| name.starts_with("abs_max_of_part_"), more)
         };

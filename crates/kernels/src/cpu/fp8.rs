@@ -6,7 +6,7 @@ use super::simd::{CHUNK, Real, vectorized};
 use super::{Cpu, Shared, part, shared};
 use crate::fp8::Fp8;
 use crate::operation::{
-    AbsMax, LargestMagnitude, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
+    AbsMax, OutputForm, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
 };
 use half::bf16;
 use memory::{DType, In, Out};
@@ -20,8 +20,8 @@ pub(super) fn abs_max(op: AbsMax) {
 }
 
 /// Finds the largest magnitude of what an operation has made, if it is wanted.
-pub(super) fn find_largest<'a>(largest: impl Into<LargestMagnitude<'a>>, x: In) {
-    if let LargestMagnitude::Find(out) = largest.into() {
+pub(super) fn find_largest<'a>(form: impl Into<OutputForm<'a>>, x: In) {
+    if let OutputForm::ValuesAndLargest(out) = form.into() {
         abs_max(AbsMax { out, x });
     }
 }
@@ -34,12 +34,12 @@ pub(super) enum ValuesOrCodes<T> {
 }
 
 impl<T: Real> ValuesOrCodes<T> {
-    pub(super) fn of(out: Out, largest: &LargestMagnitude) -> ValuesOrCodes<T> {
-        match largest {
-            LargestMagnitude::Unused | LargestMagnitude::Find(_) => {
+    pub(super) fn of(out: Out, form: &OutputForm) -> ValuesOrCodes<T> {
+        match form {
+            OutputForm::Values | OutputForm::ValuesAndLargest(_) => {
                 ValuesOrCodes::Values(shared(out))
             }
-            LargestMagnitude::Known(largest) => ValuesOrCodes::Codes {
+            OutputForm::Codes(largest) => ValuesOrCodes::Codes {
                 codes: shared(out.cast(DType::U8)),
                 factor: Fp8::E4m3.factor_and_scale(largest.slice::<f32>()[0])[0],
             },

@@ -17,13 +17,13 @@ pub(super) fn gelu(op: Gelu) {
 }
 
 fn gelu_of<T: Real>(mut op: Gelu) {
-    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.largest);
+    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.form);
     let pieces = op.x.slice::<T>().par_chunks(CHUNK).enumerate();
     pieces.for_each(|(piece, x)| {
         // SAFETY: elements of a piece of x belong to its task alone.
         unsafe { act.make(piece * CHUNK, x.len(), |act| forward(act, x)) };
     });
-    find_largest(op.largest, op.act.as_in());
+    find_largest(op.form, op.act.as_in());
 }
 
 pub(super) fn gelu_backward(mut op: GeluBackward) {

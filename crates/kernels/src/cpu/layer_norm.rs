@@ -19,7 +19,7 @@ pub(super) fn layer_norm(op: LayerNorm) {
 
 fn layer_norm_of<T: Real>(mut op: LayerNorm) {
     let out = op.y.as_mut();
-    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.largest));
+    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.form));
     let [mean, rstd] = [op.mean, op.rstd].map(|statistic| statistic.map(shared::<f32>));
     let (weight, bias) = (op.weight.slice(), op.bias.slice());
     let width = weight.len();
@@ -38,7 +38,7 @@ fn layer_norm_of<T: Real>(mut op: LayerNorm) {
         }
     });
     if let Some(y) = op.y {
-        find_largest(op.largest, y.as_in());
+        find_largest(op.form, y.as_in());
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) fn rms_norm(op: RmsNorm) {
 
 fn rms_norm_of<T: Real>(mut op: RmsNorm) {
     let out = op.y.as_mut();
-    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.largest));
+    let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.form));
     let rstd = op.rstd.map(shared::<f32>);
     let (weight, width) = (op.weight.slice(), op.weight.elements());
     let rows = (CHUNK / width).max(1);
@@ -37,7 +37,7 @@ fn rms_norm_of<T: Real>(mut op: RmsNorm) {
         }
     });
     if let Some(y) = op.y {
-        find_largest(op.largest, y.as_in());
+        find_largest(op.form, y.as_in());
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) fn swiglu(op: Swiglu) {
 
 fn swiglu_of<T: Real>(mut op: Swiglu) {
     let width = op.act.dims()[1];
-    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.largest);
+    let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.form);
     let rows = rows_of_a_task(width);
     let pieces = op.gate_up.slice::<T>().par_chunks(rows * 2 * width);
     pieces.enumerate().for_each(|(piece, gate_up)| {
@@ -26,7 +26,7 @@ fn swiglu_of<T: Real>(mut op: Swiglu) {
         // SAFETY: rows of a piece of gate_up belong to its task alone.
         unsafe { act.make(piece * rows * width, gate_up.len() / 2, make) };
     });
-    find_largest(op.largest, op.act.as_in());
+    find_largest(op.form, op.act.as_in());
 }
 
 pub(super) fn swiglu_backward(mut op: SwigluBackward) {

@@ -90,12 +90,9 @@ pub(super) fn places<'v, T: HasShape>(
 where
     Argument: From<&'v T>,
 {
-    let columns = vectors.columns();
-    let end = columns.last().map_or(0, |last| last.end);
     let mut places = [Argument::NULL; 3];
     for (place, vector) in places.iter_mut().zip(vectors.iter()) {
         *place = Argument::from(vector);
     }
-    let columns = std::array::from_fn(|index| columns.get(index).cloned().unwrap_or(end..end));
-    (places, columns)
+    (places, vectors.columns())
 }

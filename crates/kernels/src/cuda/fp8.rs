@@ -5,7 +5,7 @@ use super::matmul::{add_left_out, gemm, is_aligned};
 use super::{Argument, Cuda, Driver, Gemm, Kernel, arguments, kernel};
 use crate::fp8::Fp8;
 use crate::operation::{
-    AbsMax, LargestMagnitude, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
+    AbsMax, OutputForm, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes,
 };
 use crate::{KernelError, Kernels, Queue, Result};
 use memory::{DType, In, Out};
@@ -65,17 +65,17 @@ pub(super) fn launch_finding_largest<D: Driver>(
     largest_of_parts(cuda, &out, parts)
 }
 
-/// As [`launch_finding_largest`]; or, where the largest magnitude is known, the third kernel, which makes codes.
-pub(super) fn launch_made_for<D: Driver>(
+/// Launches the kernel of a form: for values, for values and their largest magnitude, or for codes.
+pub(super) fn launch_in_form<D: Driver>(
     cuda: &Cuda<D>,
     [values, finding, codes]: [Kernel; 3],
     (extent, arguments): (Extent, &[Argument]),
-    largest: LargestMagnitude,
+    form: OutputForm,
 ) -> Result {
-    let find = match largest {
-        LargestMagnitude::Unused => None,
-        LargestMagnitude::Find(out) => Some(out),
-        LargestMagnitude::Known(largest) => {
+    let find = match form {
+        OutputForm::Values => None,
+        OutputForm::ValuesAndLargest(out) => Some(out),
+        OutputForm::Codes(largest) => {
             let more = arguments![&largest, cuda.converts_fp8.get()];
             return cuda.launch(codes, extent, &[arguments, &more].concat());
         }

@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::extent::Extent;
-use super::fp8::launch_made_for;
+use super::fp8::launch_in_form;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Cuda, Driver, arguments, kernel, kernels};
 use crate::Result;
@@ -20,7 +20,7 @@ pub(super) fn layer_norm<D: Driver>(cuda: &Cuda<D>, op: LayerNorm) -> Result {
         &op.y, &op.mean, &op.rstd, &op.x, &op.weight, &op.bias, rows, width, op.eps,
     };
     let extent = Extent::held_rows(rows, width);
-    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
+    launch_in_form(cuda, kernels, (extent, &arguments), op.form)
 }
 
 pub(super) fn layer_norm_backward<D: Driver>(cuda: &Cuda<D>, op: LayerNormBackward) -> Result {

@@ -1,7 +1,7 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::extent::Extent;
-use super::fp8::launch_made_for;
+use super::fp8::launch_in_form;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Cuda, Driver, arguments, kernel, kernels};
 use crate::Result;
@@ -12,7 +12,7 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
     let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
     let arguments = arguments![&op.y, &op.rstd, &op.x, &op.weight, rows, width, op.eps];
     let extent = Extent::held_rows(rows, width);
-    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
+    launch_in_form(cuda, kernels, (extent, &arguments), op.form)
 }
 
 pub(super) fn rms_norm_backward<D: Driver>(cuda: &Cuda<D>, op: RmsNormBackward) -> Result {

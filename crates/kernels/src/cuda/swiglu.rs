@@ -1,7 +1,7 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
 use super::extent::Extent;
-use super::fp8::{launch_finding_largest, launch_made_for};
+use super::fp8::{launch_finding_largest, launch_in_form};
 use super::{Cuda, Driver, arguments, kernels};
 use crate::Result;
 use crate::operation::{Swiglu, SwigluBackward};
@@ -14,7 +14,7 @@ pub(super) fn swiglu<D: Driver>(cuda: &Cuda<D>, op: Swiglu) -> Result {
     let kernels = kernels!("swiglu", "swiglu", op.gate_up.dtype(), "_largest", "_codes");
     let arguments = arguments![&op.act, &op.gate_up, width];
     let extent = Extent::rows_by_columns(rows, width, THREADS);
-    launch_made_for(cuda, kernels, (extent, &arguments), op.largest)
+    launch_in_form(cuda, kernels, (extent, &arguments), op.form)
 }
 
 pub(super) fn swiglu_backward<D: Driver>(cuda: &Cuda<D>, op: SwigluBackward) -> Result {

@@ -52,7 +52,7 @@ pub struct Span {
     pub queue: Queue,
     /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
-    /// What an operation moves whose time was computed; none of other work.
+    /// What the operation moves. None for copies, exchanges, and work whose time is known otherwise.
     pub moved: Option<Moved>,
     /// Where the step was when the work was enqueued.
     pub place: Place,

@@ -15,7 +15,7 @@ pub struct ByColumns<T> {
 }
 
 impl<T> ByColumns<T> {
-    /// Of vectors in order; none of none.
+    /// Of vectors in order. None if there is no vector.
     ///
     /// # Panics
     /// If there are more than three.
@@ -35,18 +35,22 @@ impl<T> ByColumns<T> {
             .chain(self.others.iter().flatten())
     }
 
-    /// The columns of each.
-    pub(crate) fn columns(&self) -> Vec<Range<usize>>
+    /// The columns of each; a vector that is not there has none, behind the others.
+    pub(crate) fn columns(&self) -> [Range<usize>; 3]
     where
         T: HasShape,
     {
-        let mut first = 0;
-        let widths = self.iter().map(|vector| size(Some(vector), 0));
-        let columns = widths.map(|width| {
-            first += width;
-            first - width..first
-        });
-        columns.collect()
+        let mut end = 0;
+        [
+            Some(&self.first),
+            self.others[0].as_ref(),
+            self.others[1].as_ref(),
+        ]
+        .map(|vector| {
+            let first = end;
+            end += size(vector, 0);
+            first..end
+        })
     }
 }
 

@@ -82,7 +82,7 @@ pub struct Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Init, LargestMagnitude, Matmul, Operation, Swiglu};
+    use crate::{Init, Matmul, Operation, OutputForm, Swiglu};
     use memory::{Category, DType, Memory};
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
         let swiglu = Operation::from(Swiglu {
             act: act.view_mut(),
             gate_up: gate_up.view(),
-            largest: LargestMagnitude::Unused,
+            form: OutputForm::Values,
         });
         assert_eq!(swiglu.sizes(), [3, 7]);
         assert_eq!(swiglu.cost().bytes, 3 * 4 * 21);

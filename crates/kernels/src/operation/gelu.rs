@@ -2,15 +2,15 @@
 
 use super::contract::Contract;
 use super::declaration::operation;
-use super::largest_magnitude::LargestMagnitude;
+use super::output_form::OutputForm;
 use memory::{In, Out};
 
 operation! {
-    /// `act = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, both `[t, f]`. `largest`: that of `act`.
+    /// `act = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, both `[t, f]`. `form`: that of `act`.
     Gelu "gelu": act {
-        act: Out<'a> [..x] codes_if(largest.is_known()),
+        act: Out<'a> [..x] codes_if(form.is_codes()),
         x: In<'a> [..x],
-        largest: LargestMagnitude<'a> [1] f32,
+        form: OutputForm<'a> [1] f32,
     }
 
     /// The gradient of [`Gelu`] in place: `x` becomes its own gradient. `largest [1]` (f32): if it is given, the

@@ -4,18 +4,18 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
-use super::largest_magnitude::LargestMagnitude;
+use super::output_form::OutputForm;
 use memory::{In, Out};
 
 operation! {
     /// `y [t, h] = (x - mean) rstd weight + bias`, with the row's `mean [t]` and `rstd [t] = 1 / sqrt(variance + eps)`,
     /// both f32. The variance is the mean of `(x - mean)^2`. Any output may be left out.
-    /// `largest` as in [`super::RmsNorm`].
+    /// `form` as in [`super::RmsNorm`].
     LayerNorm "layer_norm": x [t, h] {
-        y: Option<Out<'a>> [t, h] codes_if(largest.is_known()),
+        y: Option<Out<'a>> [t, h] codes_if(form.is_codes()),
         mean: Option<Out<'a>> [t] f32,
         rstd: Option<Out<'a>> [t] f32,
-        largest: LargestMagnitude<'a> [1] f32,
+        form: OutputForm<'a> [1] f32,
         x: In<'a> [t, h],
         weight: In<'a> [h],
         bias: In<'a> [h],
@@ -42,7 +42,7 @@ operation! {
 
 impl Contract for LayerNorm<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.largest_of(&self.y, &self.largest)
+        check.has_output(&self.y, &self.form)
     }
 }
 

@@ -4,16 +4,16 @@ use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
-use super::largest_magnitude::LargestMagnitude;
+use super::output_form::OutputForm;
 use memory::{In, Out};
 
 operation! {
     /// `y [t, h] = x rstd weight`, `rstd [t] (f32) = 1 / sqrt(mean(x^2) + eps)`. Either output may be left out.
-    /// `largest`: that of `y`, which is not left out then.
+    /// `form`: that of `y`; with a largest magnitude `y` is not left out.
     RmsNorm "rms_norm": x [t, h] {
-        y: Option<Out<'a>> [t, h] codes_if(largest.is_known()),
+        y: Option<Out<'a>> [t, h] codes_if(form.is_codes()),
         rstd: Option<Out<'a>> [t] f32,
-        largest: LargestMagnitude<'a> [1] f32,
+        form: OutputForm<'a> [1] f32,
         x: In<'a> [t, h],
         weight: In<'a> [h],
         eps: f32,
@@ -35,7 +35,7 @@ operation! {
 
 impl Contract for RmsNorm<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.largest_of(&self.y, &self.largest)
+        check.has_output(&self.y, &self.form)
     }
 }
 

@@ -2,15 +2,15 @@
 
 use super::contract::Contract;
 use super::declaration::operation;
-use super::largest_magnitude::LargestMagnitude;
+use super::output_form::OutputForm;
 use memory::{In, Out};
 
 operation! {
-    /// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up. `largest`: that of `act`.
+    /// `act [t, f] = silu(gate) up`. Each row of `gate_up [t, 2 f]` has the columns of gate, then those of up. `form`: that of `act`.
     Swiglu "swiglu": act [t, f] {
-        act: Out<'a> [t, f] codes_if(largest.is_known()),
+        act: Out<'a> [t, f] codes_if(form.is_codes()),
         gate_up: In<'a> [t, 2 * f],
-        largest: LargestMagnitude<'a> [1] f32,
+        form: OutputForm<'a> [1] f32,
     }
 
     /// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`. `largest [1]` (f32): if it is given, the

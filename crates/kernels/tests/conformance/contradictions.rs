@@ -91,8 +91,8 @@ pub fn contradictions() -> Vec<Contradiction> {
 
 fn of_layers() -> Vec<Contradiction> {
     let mut all = vec![
-        contradiction!(RmsNorm(of) => of.y = None, "`largest` is that of `y`"),
-        contradiction!(LayerNorm(of) => of.y = None, "`largest` is that of `y`"),
+        contradiction!(RmsNorm(of) => of.y = None, "`y` is left out"),
+        contradiction!(LayerNorm(of) => of.y = None, "`y` is left out"),
         contradiction!(RotaryTail(of) => of.head_dim = 0, "not whole heads of 0"),
         contradiction!(RotaryTail(of) => of.head_dim = 1, "are to be turned"),
         contradiction!(SumInOrder(of) => of.x = of.x.rows(0..0), "no rows"),

@@ -47,11 +47,11 @@ pub fn act_and_gradient(
     dact: &Host,
 ) -> std::result::Result<[Host; 2], KernelError> {
     let [x, dact] = [host, dact].map(|host| device.put(host));
-    let act = with_codes(device, (host.dtype, host.dims), |act, largest| {
+    let act = with_codes(device, (host.dtype, host.dims), |act, form| {
         device.run(operation::Gelu {
             act,
             x: x.view(),
-            largest,
+            form,
         })
     })?;
     let gradient = with_largest(device, |largest| {

@@ -5,7 +5,7 @@ use crate::device::{Device, computing};
 use crate::gelu::act_and_gradient;
 use crate::host::Host;
 use kernels::KernelError;
-use kernels::operation::{LargestMagnitude, LayerNorm, Quantise, RmsNorm};
+use kernels::operation::{LayerNorm, OutputForm, Quantise, RmsNorm};
 use memory::{DType, Dims, Out};
 
 /// Makes a call twice: without a place for the largest magnitude of the result, and with one. Both results must have the same bits, and
@@ -33,7 +33,7 @@ pub fn with_largest(
 pub fn with_codes(
     device: &Device,
     (dtype, dims): (DType, impl Into<Dims>),
-    mut call: impl FnMut(Out, LargestMagnitude) -> Result<(), KernelError>,
+    mut call: impl FnMut(Out, OutputForm) -> Result<(), KernelError>,
 ) -> Result<Host, KernelError> {
     let dims = dims.into();
     let made = with_largest(device, |largest| {
@@ -55,7 +55,7 @@ pub fn with_codes(
             x: values.view(),
             largest: known.view(),
         })?;
-        call(codes.view_mut(), LargestMagnitude::Known(known.view()))?;
+        call(codes.view_mut(), OutputForm::Codes(known.view()))?;
         // As bytes: the code of NaN is no number.
         let [expected, codes] = [&expected, &codes].map(|codes| device.take(codes));
         assert!(
@@ -116,22 +116,22 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
     let ones = Host::new(host.dtype, [width], vec![1.0; width]);
     let [x, weight, bias] = [host, &ones, &ones].map(|host| device.put(host));
     let of = (host.dtype, host.dims);
-    with_codes(device, of, |y, largest| {
+    with_codes(device, of, |y, form| {
         kernels.run(RmsNorm {
             y: Some(y),
             rstd: None,
-            largest,
+            form,
             x: x.view(),
             weight: weight.view(),
             eps,
         })
     })?;
-    with_codes(device, of, |y, largest| {
+    with_codes(device, of, |y, form| {
         kernels.run(LayerNorm {
             y: Some(y),
             mean: None,
             rstd: None,
-            largest,
+            form,
             x: x.view(),
             weight: weight.view(),
             bias: bias.view(),

@@ -79,14 +79,14 @@ impl Case for LayerNorm {
         let [x, weight, bias, dy] = self.tensors().map(|host| device.put(&host));
         let [mut mean, mut rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
         let of = (self.dtype, [self.tokens, self.hidden]);
-        let y = with_codes(device, of, |y, largest| {
+        let y = with_codes(device, of, |y, form| {
             // Each call writes its own.
             [mean, rstd] = [(); 2].map(|()| device.room(DType::F32, [self.tokens]));
             device.run(operation::LayerNorm {
                 y: Some(y),
                 mean: Some(mean.view_mut()),
                 rstd: Some(rstd.view_mut()),
-                largest,
+                form,
                 x: x.view(),
                 weight: weight.view(),
                 bias: bias.view(),

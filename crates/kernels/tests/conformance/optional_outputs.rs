@@ -6,7 +6,7 @@ use crate::device::{Device, Tensor, computing};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
-use kernels::{LargestMagnitude, LayerNorm};
+use kernels::{LayerNorm, OutputForm};
 use memory::DType;
 
 /// The output and the probabilities, as far as they are wanted.
@@ -146,7 +146,7 @@ fn rms_norm(
         .run(kernels::RmsNorm {
             y: y_view,
             rstd: rstd_view,
-            largest: LargestMagnitude::Unused,
+            form: OutputForm::Values,
             x: x.view(),
             weight: weight.view(),
             eps: 1e-5,
@@ -197,7 +197,7 @@ fn layer_norm(
         y: y.as_mut().map(|y| y.view_mut()),
         mean: mean.as_mut().map(|mean| mean.view_mut()),
         rstd: rstd.as_mut().map(|rstd| rstd.view_mut()),
-        largest: LargestMagnitude::Unused,
+        form: OutputForm::Values,
         x: x.view(),
         weight: weight.view(),
         bias: bias.view(),

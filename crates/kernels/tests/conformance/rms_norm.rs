@@ -88,13 +88,13 @@ impl Case for RmsNorm {
             [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
         let mut rstd = device.room(DType::F32, [self.tokens]);
         let of = (self.dtype, [self.tokens, self.hidden]);
-        let y = with_codes(device, of, |y, largest| {
+        let y = with_codes(device, of, |y, form| {
             // Each call writes its own.
             rstd = device.room(DType::F32, [self.tokens]);
             device.run(kernels::RmsNorm {
                 y: Some(y),
                 rstd: Some(rstd.view_mut()),
-                largest,
+                form,
                 x: x.view(),
                 weight: weight.view(),
                 eps: EPS,

@@ -52,11 +52,11 @@ impl Case for Swiglu {
         let [host, dact] = self.tensors();
         let [gate_up, dact] = [&host, &dact].map(|host| device.put(host));
         let of = (self.dtype, [self.tokens, self.width]);
-        let act = with_codes(device, of, |act, largest| {
+        let act = with_codes(device, of, |act, form| {
             device.run(kernels::Swiglu {
                 act,
                 gate_up: gate_up.view(),
-                largest,
+                form,
             })
         })?;
         let gradient = with_largest(device, |largest| {

@@ -6,7 +6,7 @@ use crate::fp8_cells::{CodedOperand, CodesTo, WeightCells};
 use crate::fp8_underflows::Fp8Underflows;
 use crate::parameters::Parameters;
 use crate::{BatchShape, Result};
-use kernels::operation::LargestMagnitude;
+use kernels::operation::OutputForm;
 use kernels::{KernelError, Kernels};
 use memory::{In, Memory, Out, OutOfMemory};
 
@@ -112,12 +112,12 @@ impl SavedActivations {
         self.operand(site).0.was_coded()
     }
 
-    /// What the maker of an operand's values does about their largest magnitude: one that makes codes at once, or one that does not.
+    /// The form in which a stage writes an operand: as codes, or as values.
     ///
     /// # Panics
     /// As [`SavedActivations::fp8_scale`].
-    pub(crate) fn largest(&mut self, site: Fp8Site, makes_codes: bool) -> LargestMagnitude<'_> {
-        self.operand(site).0.largest(makes_codes)
+    pub(crate) fn form(&mut self, site: Fp8Site, is_codes: bool) -> OutputForm<'_> {
+        self.operand(site).0.form(is_codes)
     }
 
     /// Makes codes of an operand, and their scale.

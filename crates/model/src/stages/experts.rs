@@ -10,7 +10,7 @@ use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
-    BiasDropoutAdd, ExpertRows, LargestMagnitude, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
+    BiasDropoutAdd, ExpertRows, OutputForm, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
     WeighedSwigluBackward,
 };
 use memory::{Buffer, In, Out};
@@ -292,7 +292,7 @@ impl Stage for ExpertActivation {
                 None => pass.kernels().run(Swiglu {
                     act,
                     gate_up,
-                    largest: LargestMagnitude::Unused,
+                    form: OutputForm::Values,
                 }),
                 Some((weights, table)) => pass.kernels().run(WeighedSwiglu {
                     act,

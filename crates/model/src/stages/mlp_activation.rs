@@ -60,14 +60,14 @@ impl Stage for MlpActivation {
         let mut out = pass.coded_output(MlpActivation::ACT, self.read_by)?;
         if let Some(out) = &mut out {
             let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
-            let largest = pass.largest_input(self.read_by, act.dtype());
+            let form = pass.input_form(self.read_by, act.dtype());
             match self.function {
                 ActivationFunction::Swiglu => kernels.run(Swiglu {
                     act,
                     gate_up: x,
-                    largest,
+                    form,
                 }),
-                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x, largest }),
+                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x, form }),
             }?;
         }
         pass.put_coded(MlpActivation::ACT, self.read_by, out)

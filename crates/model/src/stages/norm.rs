@@ -72,15 +72,14 @@ impl Norm {
         let (kernels, eps) = (pass.kernels(), self.eps);
         let read_by = y.as_ref().and(self.read_by);
         let made = y.as_ref().map_or(x.dtype(), Out::dtype);
-        let (parameters, largest) =
-            pass.parameters_and_largest(&self.parameters(), (read_by, made));
+        let (parameters, form) = pass.parameters_and_form(&self.parameters(), (read_by, made));
         let mut statistics = statistics.into_iter();
         let mut next = || statistics.next().flatten();
         Ok(match parameters[..] {
             [weight] => kernels.run(RmsNorm {
                 y,
                 rstd: next(),
-                largest,
+                form,
                 x,
                 weight,
                 eps,
@@ -89,7 +88,7 @@ impl Norm {
                 y,
                 mean: next(),
                 rstd: next(),
-                largest,
+                form,
                 x,
                 weight,
                 bias,

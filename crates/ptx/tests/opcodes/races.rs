@@ -98,6 +98,8 @@ fn races_are_found_and_ordered_accesses_are_not() {
         )
     };
     assert_eq!(after(read, write, "-1"), None);
+    let fenced = format!("{read}\nfence.proxy.async.shared::cta;\n{last}\n@%other {write}");
+    assert_eq!(race(&fenced, 1, 32), found, "lanes give each other nothing");
     assert_eq!(after(&format!("@%first {write}"), read, "-1"), found);
     assert_eq!(after(&format!("@%first {write}"), write, "-1"), found);
     let warps = format!("{read}\n{shuffle}\n@%first {write}");

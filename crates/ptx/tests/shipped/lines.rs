@@ -2,7 +2,7 @@
 
 use crate::device::{Device, numbers, put, room};
 use crate::texts;
-use kernels::{LargestMagnitude, RmsNorm};
+use kernels::{OutputForm, RmsNorm};
 use memory::DType;
 use ptx::{PtxTexts, SourceLines, with_lines};
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,7 @@ fn a_mistake_names_the_line_of_the_source() {
     let error = device.kernels.run(RmsNorm {
         y: Some(y.view_mut()),
         rstd: None,
-        largest: LargestMagnitude::Unused,
+        form: OutputForm::Values,
         x: x.view(),
         weight: weight.view(),
         eps: 1e-5,

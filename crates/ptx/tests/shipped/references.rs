@@ -1,9 +1,7 @@
 //! Two operations by PTX, compared with loops in f64. The conformance suite has the others; mutations need these.
 
 use crate::device::{Device, numbers, put, room, take, worst};
-use kernels::{
-    AttentionShape, FlashAttention, FlashOptions, KernelError, LargestMagnitude, RmsNorm,
-};
+use kernels::{AttentionShape, FlashAttention, FlashOptions, KernelError, OutputForm, RmsNorm};
 use memory::DType;
 use ptx::PtxTexts;
 use std::sync::Arc;
@@ -19,7 +17,7 @@ pub fn rms_norm(sources: &Arc<PtxTexts>, dtype: DType) -> Result<f64, KernelErro
     device.kernels.run(RmsNorm {
         y: Some(y.view_mut()),
         rstd: None,
-        largest: LargestMagnitude::Unused,
+        form: OutputForm::Values,
         x: x_tensor.view(),
         weight: weight_tensor.view(),
         eps: 1e-5,

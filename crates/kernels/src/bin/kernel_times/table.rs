@@ -153,7 +153,7 @@ pub const TABLE: &[(&str, Build)] = &[
     }),
     ("rms_norm", |m, o| {
         let x = o.input(BF16, [m.tokens(), m.hidden]);
-        some(RmsNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, [m.tokens()])), largest: LargestMagnitude::Unused, x, weight: o.input(BF16, [m.hidden]), eps: 1e-6 })
+        some(RmsNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, [m.tokens()])), form: OutputForm::Values, x, weight: o.input(BF16, [m.hidden]), eps: 1e-6 })
     }),
     ("rms_norm_backward", |m, o| {
         let x = o.input(BF16, [m.tokens(), m.hidden]);
@@ -173,7 +173,7 @@ pub const TABLE: &[(&str, Build)] = &[
     }),
     ("swiglu", |m, o| {
         dense(m)?;
-        some(Swiglu { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), largest: LargestMagnitude::Unused })
+        some(Swiglu { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), form: OutputForm::Values })
     }),
     ("swiglu_backward", |m, o| {
         dense(m)?;

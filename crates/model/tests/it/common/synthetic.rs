@@ -4,7 +4,7 @@
 
 use kernels::Init;
 use kernels::operation::{
-    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, LargestMagnitude, Sum, SwigluBackward,
+    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, OutputForm, Sum, SwigluBackward,
 };
 use memory::{DType, Layer};
 use model::stages::{
@@ -268,7 +268,7 @@ impl Stage for Gated {
             pass.kernels().run(operation::Swiglu {
                 act: act.view_mut(),
                 gate_up: gate_up.view(),
-                largest: LargestMagnitude::Unused,
+                form: OutputForm::Values,
             })?;
         }
         pass.put(self.output, act);
