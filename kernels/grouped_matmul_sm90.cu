@@ -119,10 +119,10 @@ template <bool A_BY_DEPTH, bool B_BY_DEPTH> struct Ring {
         parity ^= stage == 0;
     }
     // One thread does this.
-    __device__ void init_barriers() {
-        for (stage = 0; stage < STAGES; stage++) {
-            init_barrier(full(), GROUP);
-            init_barrier(free(), 2 * GROUP / WARP);
+    __device__ void init_barriers() const {
+        for (Ring ring = *this; ring.stage < STAGES; ring.stage++) {
+            init_barrier(ring.full(), GROUP);
+            init_barrier(ring.free(), 2 * GROUP / WARP);
         }
         publish_barriers();
     }
