@@ -11,10 +11,11 @@ use std::sync::Arc;
 /// Cases that launch kernels whose codes of FP8 may be made by the instruction, beside `largest::find_and_know`.
 const OF_CODES: [Cases; 2] = [fp8::cases, swiglu::cases];
 
-/// Cases that launch the others of the same sources, and those for Hopper alone. `interpreted` finds opcodes that no case executes.
-const OTHERS: [Cases; 4] = [
-    rms_norm::cases,
-    layer_norm::cases,
+/// Cases that launch the others of the same sources. `interpreted` finds opcodes that no case executes.
+const OTHERS: [Cases; 2] = [rms_norm::cases, layer_norm::cases];
+
+/// Cases of kernels for Hopper alone.
+const OF_EXPERTS: [Cases; 2] = [
     grouped_products::cases,
     grouped_products::several_tiles_a_block,
 ];
@@ -41,6 +42,11 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item 
 #[test]
 fn as_it_is() {
     conform(&TEXTS_ON_HOPPER, true, OF_CODES.into_iter().chain(OTHERS));
+}
+
+#[test]
+fn products_of_experts() {
+    conform(&TEXTS_ON_HOPPER, true, OF_EXPERTS);
 }
 
 /// A device whose instruction makes other codes: of the other format.
