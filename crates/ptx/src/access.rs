@@ -67,7 +67,9 @@ pub(crate) const OPCODES: Opcodes = table! {
     "ld.local.u32": load Local unsigned(4), 1;
     "ld.shared.f32": load Shared unsigned(4), 1;
     "ld.shared.f64": load Shared unsigned(8), 1;
+    "ld.shared.u16": load Shared unsigned(2), 1;
     "ld.shared.u32": load Shared unsigned(4), 1;
+    "ld.shared.u8": load Shared unsigned(1), 1;
     "ld.shared.v4.f32": load Shared unsigned(4), 4;
     "ld.shared.v4.u32": load Shared unsigned(4), 4;
     "ld.v4.f32": load Generic unsigned(4), 4;
@@ -87,7 +89,9 @@ pub(crate) const OPCODES: Opcodes = table! {
     "st.local.u32": store Local unsigned(4), 1;
     "st.shared.f32": store Shared unsigned(4), 1;
     "st.shared.f64": store Shared unsigned(8), 1;
+    "st.shared.u16": store Shared unsigned(2), 1;
     "st.shared.u32": store Shared unsigned(4), 1;
+    "st.shared.u8": store Shared unsigned(1), 1;
     "st.shared.v4.f32": store Shared unsigned(4), 4;
     "st.shared.v4.u32": store Shared unsigned(4), 4;
 };
@@ -266,7 +270,10 @@ fn store_lane(
     check_alignment(address, value.len())?;
     let who = outside.who(warp, lane);
     match resolve(space, address)? {
-        (Named::Shared, address) => outside.shared.store(address, value, &who),
+        (Named::Shared, address) => {
+            outside.mbarriers.check_write(address, value.len())?;
+            outside.shared.store(address, value, &who)
+        }
         (Named::Local, address) => warp.local[lane].poke(address, value),
         (Named::Global, address) => outside.global.store(address, value, &who),
         (space, address) => {

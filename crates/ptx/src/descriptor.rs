@@ -1,8 +1,6 @@
 //! Matrices in shared memory as descriptors say, and as fragments of a group's registers: the layouts of `wgmma` in the PTX
 //! manual ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"), for elements of 16 bits.
 
-use crate::kernel::DYNAMIC_SHARED;
-
 /// Elements of 16 bytes, which every layout keeps together.
 pub(crate) const CHUNK: usize = 8;
 pub(crate) const CHUNK_BYTES: u64 = 16;
@@ -23,8 +21,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// The bits of a register. An address has 18 bits there, so it is taken as one of dynamic shared memory: no other has
-    /// room for tiles.
+    /// The bits of a register.
     pub(crate) fn new(bits: u64) -> Result<Descriptor, String> {
         if bits & !FIELDS != 0 {
             return Err(format!(
@@ -32,11 +29,19 @@ impl Descriptor {
             ));
         }
         let field = |shift: u32| (bits >> shift & 0x3fff) * CHUNK_BYTES;
+        let (start, width) = (field(0), [1, 8, 4, 2][(bits >> 62) as usize]);
+        // A product of another depth begins within the first row of the swizzle's pattern.
+        let (row, pattern) = (width * CHUNK_BYTES, 8 * width * CHUNK_BYTES);
+        if width > 1 && start % pattern >= row {
+            return Err(format!(
+                "a swizzled matrix at {start:#x}, which has to begin at a multiple of {pattern} bytes: is its array aligned?"
+            ));
+        }
         Ok(Descriptor {
-            start: DYNAMIC_SHARED + field(0),
+            start,
             leading: field(16),
             stride: field(32),
-            width: [1, 8, 4, 2][(bits >> 62) as usize],
+            width,
         })
     }
 

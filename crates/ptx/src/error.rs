@@ -105,3 +105,8 @@ impl Wrong {
         }
     }
 }
+
+/// The error of a mistake.
+pub(crate) fn refuse<T>(kind: MistakeKind, message: impl Into<String>) -> Result<T, Wrong> {
+    Err(Wrong::new(kind, message))
+}

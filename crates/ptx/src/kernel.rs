@@ -5,9 +5,6 @@ use crate::registers::{Condition, LANES, Numbered, Registers};
 use crate::shadow::BLOCKS_MAX;
 use std::collections::BTreeSet;
 
-/// Where dynamic shared memory lies: behind all arrays.
-pub(crate) const DYNAMIC_SHARED: u64 = 1 << 20;
-
 /// Shared memory of a block, static and dynamic, on a GPU of compute capability 8.0, and of 9.0.
 pub(crate) const SHARED_BYTES_MAX: usize = 163 << 10;
 pub(crate) const SHARED_BYTES_MAX_ON_HOPPER: usize = 227 << 10;
@@ -42,8 +39,9 @@ pub struct PtxKernel {
     pub(crate) has_products: bool,
     /// Registers before the first instruction.
     pub(crate) registers: Registers,
-    /// Arrays in shared memory: address, name, bytes.
+    /// Arrays in shared memory: address, name, bytes. Then where dynamic shared memory lies.
     pub(crate) shared: Vec<(u64, String, usize)>,
+    pub(crate) dynamic: u64,
     pub(crate) local_bytes: usize,
     /// Most threads of a block, if the kernel says.
     pub(crate) threads_max: Option<u64>,
@@ -56,6 +54,11 @@ impl PtxKernel {
     /// Its unmangled name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Threads that a multiprocessor has to hold, which the compiler divides its registers among.
+    pub(crate) fn threads_of_multiprocessor(&self) -> u32 {
+        self.threads_max.unwrap_or(THREADS_MAX).min(THREADS_MAX) as u32 * self.blocks_min.max(1)
     }
 
     /// The opcodes of its instructions.

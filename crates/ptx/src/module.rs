@@ -1,7 +1,7 @@
 //! A module: its kernels, and how one is launched.
 
 use crate::error::{LaunchError, ParseError};
-use crate::kernel::{ArgumentValue, DYNAMIC_SHARED, PtxKernel, Shape};
+use crate::kernel::{ArgumentValue, PtxKernel, Shape};
 use crate::machine::Machine;
 use crate::memory::{AddressSpace, GlobalMemory};
 use crate::report::{AccessCounts, Report};
@@ -57,7 +57,7 @@ impl Module {
             shared.add(*address, name, *bytes);
         }
         if shape.shared_bytes > 0 {
-            shared.add(DYNAMIC_SHARED, "dynamic shared memory", shape.shared_bytes);
+            shared.add(kernel.dynamic, "dynamic shared memory", shape.shared_bytes);
         }
         let machine = Machine {
             text: &self.text,

@@ -158,7 +158,7 @@ impl Layouts {
         kernel(&format!(
             ".reg .b32 %t, %at, %a<4>, %v<4>;
             .reg .f32 %d<{}>;
-            .reg .b64 %s, %in, %out, %off, %left, %right;
+            .reg .b64 %s, %in, %out, %off, %base, %left, %right;
             .reg .pred %p, %no, %yes;
             ld.param.u64 %in, [first];
             ld.param.u64 %out, [second];
@@ -183,8 +183,9 @@ impl Layouts {
             @%p bra copy;
             fence.proxy.async.shared::cta;
             bar.sync 0;
-            mov.u64 %left, {left_bits};
-            mov.u64 %right, {right_bits};
+            shr.u64 %base, %s, 4;
+            add.s64 %left, %base, {left_bits};
+            add.s64 %right, %base, {right_bits};
             setp.ne.s32 %no, %t, %t;
             setp.eq.s32 %yes, %t, %t;
             wgmma.fence.sync.aligned;
@@ -197,6 +198,7 @@ impl Layouts {
             2 * columns,
             IN_REGISTERS / 2048,
         ))
+        .replace(".align 16 .b8 dynamic", ".align 1024 .b8 dynamic")
     }
 
     /// Global memory: both factors as they lie in shared memory, and behind them the left one as it lies in registers.
@@ -325,6 +327,9 @@ fn mistakes_of_products_are_found() {
     let write = |line: &str| format!("{line}\n{shared_store}");
     let own = write("st.shared.u32 [%at+-49152], %t;");
     let ordered = write("bar.sync 0;\nst.shared.u32 [%at+-49152], %t;\nbar.sync 0;");
+    let between_lanes = format!("st.shared.u32 [%at], %t;\n{wait}\nld.shared.u32 %v0, [%at+16];");
+    let of_one =
+        "mov.u32 %v0, %laneid;\nsetp.eq.s32 %p, %v0, 0;\n@%p fence.proxy.async.shared::cta;";
     for (number, from, to, kind, message) in [
         (
             0,
@@ -333,6 +338,15 @@ fn mistakes_of_products_are_found() {
             Unfenced,
             "no fence.proxy.async was between",
         ),
+        (
+            0,
+            "fence.proxy.async.shared::cta;",
+            of_one,
+            Unfenced,
+            "no fence.proxy.async was between",
+        ),
+        // A wait for products orders nothing between lanes.
+        (0, wait, &between_lanes, Race, "nothing orders the two"),
         (0, "bar.sync 0;", "", Race, "nothing orders the two"),
         (
             0,
@@ -392,7 +406,7 @@ fn mistakes_of_products_are_found() {
         (0, "%right, %no", "%right, %p", Group, "some lanes add"),
         (
             0,
-            "mov.u64 %left, ",
+            "add.s64 %left, %base, ",
             "mov.u64 %left, 0x2000000000000;\nmov.u64 %right, ",
             Meaningless,
             "a base offset",
@@ -409,7 +423,7 @@ fn mistakes_of_products_are_found() {
             "wgmma.wait_group.sync.aligned 0;\n",
             &ordered,
             Race,
-            "a product reads",
+            "products of warp 0",
         ),
     ] {
         let layouts = Layouts::numbered(number);
@@ -425,10 +439,22 @@ fn mistakes_of_products_are_found() {
                 1,
             );
         }
-        let found = launch(&text, &layouts.image(8), 128, 2048).unwrap_err();
+        let found = launch(&text, &layouts.image(8), 128, 2048);
+        let found = found.map(drop).expect_err(&format!("{from} -> {to}"));
         assert_eq!(found.kind, kind, "{from} -> {to}: {found}");
         assert!(found.message.contains(message), "{from} -> {to}: {found}");
     }
+}
+
+/// A lane's fence counts for what it knows of: here for all, and then a barrier tells of it.
+#[test]
+fn one_lane_may_fence_for_all() {
+    let layouts = Layouts::numbered(0);
+    let text = layouts.text(8).replace(
+        "fence.proxy.async.shared::cta;",
+        "bar.sync 0;\nmov.u32 %v0, %tid.x;\nsetp.eq.s32 %p, %v0, 70;\n@%p fence.proxy.async.shared::cta;",
+    );
+    launch(&text, &layouts.image(8), 128, 2048).unwrap();
 }
 
 #[test]
@@ -449,6 +475,8 @@ fn operands_of_products_that_mean_nothing_are_refused() {
         (0, "1, 1, 0, 0;", "1, 1, 0;", "7 operands in place of 8"),
         (16, "%a3}, %right", "%left}, %right", "are words"),
         (16, "%a3}, %right", "0}, %right", "are words"),
+        (0, "aligned 0;", "aligned 8;", "7 are possible"),
+        (0, "sm_90a", "sm_90", "without .target sm_90a"),
     ] {
         let text = Layouts::numbered(number).text(8);
         assert!(text.contains(from), "{from}");
