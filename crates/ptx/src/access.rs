@@ -186,7 +186,7 @@ fn load(o: &mut PtxOperands, space: Named, element: Element, elements: usize) ->
                 outside,
                 space,
                 addresses[lane],
-                lane,
+                (lane, mask),
                 element.bytes * elements,
             )
             .map_err(|wrong| wrong.of_lane(lane))?;
@@ -206,11 +206,11 @@ fn load_lane(
     outside: &mut Outside,
     space: Named,
     address: u64,
-    lane: usize,
+    (lane, mask): (usize, LaneMask),
     bytes: usize,
 ) -> Result<[u8; 16], Wrong> {
     check_alignment(address, bytes)?;
-    let who = outside.who(warp, lane);
+    let who = outside.who(warp, lane).of(mask);
     match resolve(space, address)? {
         (Named::Shared, address) => outside.shared.load(address, bytes, AccessKind::Read, &who),
         (Named::Local, address) => warp.local[lane].peek(address, bytes),

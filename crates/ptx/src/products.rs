@@ -88,18 +88,18 @@ impl WarpProducts {
 
     /// Errors unless a product may begin that adds to some registers and reads others.
     pub(crate) fn check(&self, sums: &[Numbered], left: &[Numbered]) -> Result<(), Wrong> {
-        for register in sums {
-            let one = self.uses[register.index];
-            let mut others = self.under_way.iter();
-            if one.is_left
-                || one.is_sum
-                    && others.any(|other| other.sums.contains(register) && *other.sums != *sums)
-            {
-                return refuse(
-                    MistakeKind::UnderWay,
-                    "adds to a register of another product that was not waited for",
-                );
-            }
+        // Products of one shape add to the same sums one after the other.
+        let others = self.under_way.iter().filter(|other| *other.sums != *sums);
+        let others: Vec<&Product> = others.collect();
+        let is_used = |register: &Numbered| {
+            self.uses[register.index].is_left
+                || others.iter().any(|other| other.sums.contains(register))
+        };
+        if sums.iter().any(is_used) {
+            return refuse(
+                MistakeKind::UnderWay,
+                "adds to a register of another product that was not waited for",
+            );
         }
         if words(left).any(|index| self.uses[index].is_sum) {
             return refuse(

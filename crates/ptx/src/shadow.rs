@@ -11,7 +11,7 @@
 
 use crate::clock::{COPIES, PRODUCTS, VectorClock};
 use crate::error::MistakeKind;
-use crate::registers::LANES;
+use crate::registers::{LANES, LaneMask};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -53,6 +53,8 @@ pub(crate) struct Who<'a> {
     met: u32,
     /// The time before which the thread's own copies precede.
     copied: u32,
+    /// Whether no other lane accesses memory by the same instruction.
+    is_alone: bool,
     /// What precedes otherwise.
     clock: &'a VectorClock,
 }
@@ -71,8 +73,15 @@ impl<'a> Who<'a> {
             time,
             met,
             copied,
+            is_alone: false,
             clock,
         }
+    }
+
+    /// The same for an instruction of a mask.
+    pub(crate) fn of(self, mask: LaneMask) -> Who<'a> {
+        let is_alone = mask.count_ones() == 1;
+        Who { is_alone, ..self }
     }
 
     /// A copy that the thread asks for, at a time of its copies.
@@ -90,20 +99,12 @@ impl<'a> Who<'a> {
             time,
             met: 0,
             copied: 0,
+            is_alone: false,
             clock,
         }
     }
 
-    /// The time before which reads, if `met`, or writes of a whole line precede.
-    fn limit(&self, line: usize, met: u32) -> u32 {
-        let seen = self.clock.seen.of_line(line);
-        match self.thread {
-            Some(thread) if thread / LANES == line => seen.max(met),
-            _ => seen,
-        }
-    }
-
-    /// Whether an access precedes that is not of several lines.
+    /// Whether an access precedes that is not of several lines; within the warp also before it `met`.
     fn follows(&self, cell: Cell, met: u32) -> bool {
         if cell.0 == 0 {
             return true;
@@ -114,7 +115,8 @@ impl<'a> Who<'a> {
             |thread| code == thread || code == LANES * COPIES + thread && time < self.copied;
         cell.block() == self.block + 1
             && (self.thread.is_some_and(is_own)
-                || time < self.limit(line, met)
+                || time < self.clock.seen.of_line(line)
+                || time < met && self.thread.is_some_and(|thread| thread / LANES == line)
                 || code < OF_LINE && time < self.clock.seen.of_lane(line, code % LANES))
     }
 
@@ -165,8 +167,8 @@ impl Cell {
     fn is_over(self, who: &Who, sets: &ReadSets) -> bool {
         match self.line() {
             None if self.block() == who.block + 1 => {
-                let mut times = sets.sets[self.time() as usize].iter().enumerate();
-                times.all(|(line, time)| *time <= who.limit(line, who.met))
+                let mut reads = sets.sets[self.time() as usize].iter();
+                reads.all(|read| who.follows(*read, who.met))
             }
             _ => who.follows(self, who.met),
         }
@@ -189,7 +191,10 @@ impl Cell {
             other
         } else if self.line() == other.line() {
             other.of_line()
+        } else if who.is_alone {
+            sets.with(self, other)
         } else {
+            // Bytes that many lanes read share their sets.
             sets.with(self.of_line(), other.of_line())
         }
     }
@@ -213,13 +218,13 @@ impl Cell {
     }
 }
 
-/// Reads on several lines: for each, the time after its last one, or 0. A cell's time is the number of its set.
+/// Reads on several lines: the last one on each. A cell's time is the number of its set.
 #[derive(Default)]
 struct ReadSets {
     /// The launch that the rest is of.
     launch: u64,
-    sets: Vec<Vec<u32>>,
-    /// The set that a cell and a read made together: bytes that are read alike share their sets.
+    sets: Vec<Vec<Cell>>,
+    /// The set that a cell and a read made together.
     made: HashMap<(u64, u64), Cell>,
     /// The last of these: neighbours are mostly read one after the other.
     recent: Option<((u64, u64), Cell)>,
@@ -235,12 +240,9 @@ impl ReadSets {
         }
     }
 
-    /// The reads of a cell and one more, of whole lines.
+    /// The reads of a cell and one more.
     fn with(&mut self, cell: Cell, read: Cell) -> Cell {
-        let line = line_of(read.code());
-        if cell.line().is_none()
-            && self.sets[cell.time() as usize].get(line) == Some(&(read.time() + 1))
-        {
+        if cell.line().is_none() && self.sets[cell.time() as usize].contains(&read) {
             return cell;
         }
         let key = (cell.0, read.0);
@@ -254,19 +256,17 @@ impl ReadSets {
     }
 
     fn make(&mut self, cell: Cell, read: Cell) -> Cell {
-        let mut times = match cell.line() {
+        let mut reads = match cell.line() {
             None => self.sets[cell.time() as usize].clone(),
-            Some(line) => {
-                let mut times = vec![0; line + 1];
-                times[line] = cell.time() + 1;
-                times
-            }
+            Some(_) => vec![cell],
         };
-        let line = line_of(read.code());
-        times.resize(times.len().max(line + 1), 0);
-        times[line] = read.time() + 1;
+        let earlier = reads.extract_if(.., |other| other.line() == read.line());
+        let is_same = earlier.fold(true, |is_same, other| {
+            is_same && other.code() == read.code()
+        });
+        reads.push(if is_same { read } else { read.of_line() });
         let made = Cell::new(read.block(), SEVERAL, self.sets.len() as u32);
-        self.sets.push(times);
+        self.sets.push(reads);
         self.made.insert((cell.0, read.0), made);
         made
     }

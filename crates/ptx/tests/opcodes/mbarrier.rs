@@ -243,6 +243,7 @@ fn an_arrival_tells_what_its_lanes_did() {
     let (read, other) = ("ld.shared.u32 %v, [%at];", "ld.shared.u32 %v, [%of_other];");
     let (write, meet) = ("st.shared.u32 [%at], %t;", "bar.warp.sync -1;");
     let of_first = format!("@%leader {read}");
+    let of_both = format!("@%leader ld.shared.u32 %v, [%full+512];\n{first}");
     let even = "and.b32 %v, %lane, 1;\nsetp.eq.s32 %p, %v, 0;";
     let two = format!("{even}\n@%p {all}\n@!%p {}", all.replace("%full", "%free"));
     for (steps, arrivals, used, expected) in [
@@ -268,6 +269,13 @@ fn an_arrival_tells_what_its_lanes_did() {
         (
             ["ld.shared.u32 %v, [%full+512];", all, ""],
             32,
+            "@%leader st.shared.u32 [%full+512], %t;",
+            None,
+        ),
+        // Of what lanes of two warps have read too.
+        (
+            [of_both.as_str(), "", ""],
+            2,
             "@%leader st.shared.u32 [%full+512], %t;",
             None,
         ),
@@ -324,7 +332,9 @@ fn an_arrival_tells_what_its_lanes_did() {
         ));
         let mut memory = GlobalMemory::new();
         let arguments = [ArgumentValue::U64(0), ArgumentValue::U64(0)];
-        let found = match run(&text, 64, &arguments, &mut memory) {
+        // Where two arrivals are expected, two warps publish.
+        let threads = if arrivals == 2 { 96 } else { 64 };
+        let found = match run(&text, threads, &arguments, &mut memory) {
             Err(LaunchError::Mistake(mistake)) => Some(mistake.kind),
             launched => launched.map(|_| None).unwrap(),
         };
