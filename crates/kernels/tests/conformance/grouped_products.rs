@@ -2,9 +2,11 @@
 //! than a block's; rows in the order of experts, and those of tokens.
 
 use crate::DTYPES;
-use crate::case::{Case, run};
+use crate::case::{Case, judge, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start, Tensor, by_instructions, computing, gradient_starts};
+use crate::device::{
+    Device, Start, Tensor, by_instructions, computing, emulating_hopper, gradient_starts,
+};
 use crate::host::Host;
 use crate::oracle::add;
 use crate::refusals::devices;
@@ -329,6 +331,47 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     cases
 }
 
+/// So many tiles that a block of kernels for Hopper computes several: all of its own, and one fewer than it could.
+pub fn several_tiles_a_block(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut rows = vec![0; 512];
+    (rows[3], rows[200], rows[511]) = (150, 1, 70);
+    let experts = Experts(rows);
+    let by = [false, true].map(|by_columns| {
+        let product = Product {
+            dtype,
+            experts: experts.clone(),
+            rows: Rows::OfTokens(90),
+            inner: 72,
+            outputs: 1290,
+            by_columns,
+        };
+        Box::new(product) as Box<dyn Case>
+    });
+    let gradient = Gradient {
+        dtype,
+        gradient: DType::F32,
+        start: Start::Accumulate,
+        experts,
+        rows: [Rows::InOrder, Rows::OfTokens(90)],
+        inner: 1290,
+        outputs: 9,
+    };
+    by.into_iter()
+        .chain([Box::new(gradient) as Box<dyn Case>])
+        .collect()
+}
+
+#[test]
+fn kernels_for_hopper_emulated() {
+    let devices = [emulating_hopper(DType::BF16)];
+    for case in cases(DType::BF16)
+        .into_iter()
+        .chain(several_tiles_a_block(DType::BF16))
+    {
+        judge(case.as_ref(), &devices);
+    }
+}
+
 /// More than the workspace of the processor holds: of several experts together, and of one alone, whose sums are kept
 /// between parts of the depth.
 fn large() -> Vec<Product> {
@@ -397,6 +440,7 @@ fn every_set_of_instructions() -> Vec<Device> {
 fn rows_of_tokens_have_the_bits_of_rows_in_order() {
     for dtype in DTYPES {
         let mut devices = computing(dtype);
+        devices.push(emulating_hopper(dtype));
         if dtype == DType::BF16 {
             devices.extend(every_set_of_instructions());
         }
