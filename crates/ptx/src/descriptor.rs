@@ -137,7 +137,7 @@ mod tests {
         let (start, lbo, sbo) = (16 << 10, 320, 1152);
         for (code, bits) in [(0, 0), (3, 1), (2, 2), (1, 3)] {
             let (width, t) = (1 << bits, 8);
-            let fields = start as u64 >> 4 | lbo << 16 | sbo << 32 | code << 62;
+            let fields = start >> 4 | lbo << 16 | sbo << 32 | code << 62;
             let descriptor = Descriptor::new(fields).unwrap();
             let (lbo, sbo) = (t * lbo as usize, t * sbo as usize);
             let byte = |element: usize| start + 2 * element as u64;

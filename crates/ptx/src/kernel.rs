@@ -1,5 +1,6 @@
 //! A kernel, decoded, and what it is launched with.
 
+use crate::declaration::SharedArrays;
 use crate::executable::Executable;
 use crate::registers::{Condition, LANES, Numbered, Registers};
 use crate::shadow::BLOCKS_MAX;
@@ -39,9 +40,7 @@ pub struct PtxKernel {
     pub(crate) has_products: bool,
     /// Registers before the first instruction.
     pub(crate) registers: Registers,
-    /// Arrays in shared memory: address, name, bytes. Then where dynamic shared memory lies.
-    pub(crate) shared: Vec<(u64, String, usize)>,
-    pub(crate) dynamic: u64,
+    pub(crate) shared: SharedArrays,
     pub(crate) local_bytes: usize,
     /// Most threads of a block, if the kernel says.
     pub(crate) threads_max: Option<u64>,
@@ -123,7 +122,7 @@ impl PtxKernel {
         if blocks == 0 || blocks > BLOCKS_MAX || y.max(z) > 65_535 {
             return Err(format!("a grid of {:?} blocks", shape.grid));
         }
-        let fixed: usize = self.shared.iter().map(|(_, _, bytes)| bytes).sum();
+        let fixed: usize = self.shared.fixed.iter().map(|(_, _, bytes)| bytes).sum();
         let shared_bytes_max = self.shared_bytes_max;
         if fixed + shape.shared_bytes > shared_bytes_max {
             let asked = fixed + shape.shared_bytes;

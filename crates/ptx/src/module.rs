@@ -53,11 +53,15 @@ impl Module {
         kernel.check_shape(shape).map_err(refuse)?;
         let parameters = kernel.lay_out(arguments).map_err(refuse)?;
         let mut shared = AddressSpace::default();
-        for (address, name, bytes) in &kernel.shared {
+        for (address, name, bytes) in &kernel.shared.fixed {
             shared.add(*address, name, *bytes);
         }
         if shape.shared_bytes > 0 {
-            shared.add(kernel.dynamic, "dynamic shared memory", shape.shared_bytes);
+            shared.add(
+                kernel.shared.dynamic,
+                "dynamic shared memory",
+                shape.shared_bytes,
+            );
         }
         let machine = Machine {
             text: &self.text,

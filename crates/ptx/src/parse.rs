@@ -1,6 +1,7 @@
 //! Reads a module: directives, declarations, and the instructions of each kernel.
 
 use crate::access::VARIABLES_WINDOW;
+use crate::declaration::{Declaration, GAP_BYTES, SharedArrays, type_bytes};
 use crate::error::ParseError;
 use crate::executable::Executable;
 use crate::kernel::{
@@ -12,26 +13,6 @@ use crate::operands::{Names, PtxOperand, PtxOperands};
 use crate::registers::Condition;
 use crate::text::{Token, tokens};
 use std::collections::{HashMap, HashSet};
-
-/// The gap between two variables or shared arrays: a whole row of banks, so that it does not change which lanes conflict.
-const GAP_BYTES: u64 = 128;
-
-/// What an array in shared memory can be aligned to without having asked for it: less than this.
-const LUCK_BYTES: u64 = 1024;
-
-/// Alignment of dynamic shared memory, if a kernel does not name it.
-const DYNAMIC_ALIGNMENT: u64 = 16;
-
-/// Arrays in shared memory: address, name, bytes.
-type Shared = Vec<(u64, String, usize)>;
-
-/// The address of an array behind others: no better aligned than it is declared, so that an access that asks for more shows.
-fn behind(shared: &Shared, alignment: u64) -> u64 {
-    let last = shared.last();
-    let end = last.map_or(0, |(base, _, bytes)| base + *bytes as u64);
-    let multiple = 2 * alignment.max(LUCK_BYTES);
-    (end + GAP_BYTES + alignment).next_multiple_of(multiple) - alignment
-}
 
 /// Reads a text: its kernels and its variables.
 pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseError> {
@@ -57,27 +38,6 @@ pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseE
         }
     }
     Ok((kernels, parser.variables))
-}
-
-/// Bytes of a type such as `.f32`.
-fn type_bytes(name: &str) -> Option<usize> {
-    let digits = name.trim_start_matches(|first: char| !first.is_ascii_digit());
-    digits.parse().ok().map(|bits: usize| bits / 8)
-}
-
-/// A declared variable: alignment, bytes of an element, its name, and how many elements if it is an array.
-#[derive(Clone, Copy)]
-struct Declaration<'t> {
-    alignment: u64,
-    element_bytes: usize,
-    name: &'t str,
-    elements: Option<usize>,
-}
-
-impl Declaration<'_> {
-    fn bytes(&self) -> usize {
-        self.element_bytes * self.elements.unwrap_or(1)
-    }
 }
 
 struct Parser<'t> {
@@ -260,9 +220,8 @@ impl<'t> Parser<'t> {
         self.expect(b';')
     }
 
-    /// Places the shared arrays that a kernel, whose body comes next, declares or names. Gives them, and the address of dynamic
-    /// shared memory.
-    fn place_shared(&mut self, names: &mut Names<'t>) -> Result<(Shared, u64), ParseError> {
+    /// Places the shared arrays that a kernel, whose body comes next, declares or names.
+    fn place_shared(&mut self, names: &mut Names<'t>) -> Result<SharedArrays, ParseError> {
         let (start, mut depth) = (self.at, 0);
         let (mut own, mut words) = (Vec::new(), HashSet::new());
         loop {
@@ -276,24 +235,15 @@ impl<'t> Parser<'t> {
             }
         }
         self.at = start;
-        let named = self
-            .shared
+        let all = self.shared.iter();
+        let named = all.filter(|array| words.contains(array.name)).copied();
+        let declared: Vec<Declaration> = named.chain(own).collect();
+        let shared = SharedArrays::new(&declared);
+        let places = declared
             .iter()
-            .filter(|array| words.contains(array.name));
-        let (dynamic, fixed): (Vec<_>, Vec<_>) =
-            named.copied().partition(|array| array.elements == Some(0));
-        let mut shared = Shared::new();
-        for array in fixed.into_iter().chain(own) {
-            let base = behind(&shared, array.alignment);
-            shared.push((base, array.name.into(), array.bytes()));
-            names.variables.insert(array.name, base);
-        }
-        let alignment = dynamic.iter().map(|array| array.alignment).max();
-        let base = behind(&shared, alignment.unwrap_or(DYNAMIC_ALIGNMENT));
-        names
-            .variables
-            .extend(dynamic.iter().map(|array| (array.name, base)));
-        Ok((shared, base))
+            .map(|array| (array.name, shared.address(array)));
+        names.variables.extend(places);
+        Ok(shared)
     }
 
     fn kernel(&mut self) -> Result<PtxKernel, ParseError> {
@@ -302,7 +252,7 @@ impl<'t> Parser<'t> {
         let mut names = Names::new(self.names.clone());
         let parameters = self.parameters(&mut names)?;
         let (threads_max, blocks_min) = self.tuning()?;
-        let (shared, dynamic) = self.place_shared(&mut names)?;
+        let shared = self.place_shared(&mut names)?;
         let mut body = Body {
             parser: self,
             names,
@@ -325,7 +275,6 @@ impl<'t> Parser<'t> {
             code,
             registers: names.registers,
             shared,
-            dynamic,
             local_bytes,
             threads_max,
             blocks_min,

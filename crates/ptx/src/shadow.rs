@@ -260,11 +260,10 @@ impl ReadSets {
             None => self.sets[cell.time() as usize].clone(),
             Some(_) => vec![cell],
         };
-        let earlier = reads.extract_if(.., |other| other.line() == read.line());
-        let is_same = earlier.fold(true, |is_same, other| {
-            is_same && other.code() == read.code()
-        });
-        reads.push(if is_same { read } else { read.of_line() });
+        let earlier = reads.iter().position(|other| other.line() == read.line());
+        let earlier = earlier.map(|index| reads.swap_remove(index));
+        let is_other = earlier.is_some_and(|other| other.code() != read.code());
+        reads.push(if is_other { read.of_line() } else { read });
         let made = Cell::new(read.block(), SEVERAL, self.sets.len() as u32);
         self.sets.push(reads);
         self.made.insert((cell.0, read.0), made);
