@@ -197,10 +197,12 @@ fn arrive(
     state: Option<Register<u64>>,
     told: impl Fn(&mut Warp, LaneMask) -> (VectorClock, Vec<Rc<AsyncCopy>>),
 ) -> Result<(), Wrong> {
+    for LaneArrival { lane, at, .. } in arrivals {
+        let checked = check_use(outside, warp, *lane, *at, AccessKind::Read);
+        checked.map_err(|wrong| wrong.of_lane(*lane))?;
+    }
     while let Some(LaneArrival { lane, at, .. }) = arrivals.first() {
-        let (lane, at) = (*lane, *at);
-        let of_lane = |wrong: Wrong| wrong.of_lane(lane);
-        check_use(outside, warp, lane, at, AccessKind::Read).map_err(of_lane)?;
+        let at = *at;
         // Lanes of one phase arrive together.
         let mut left = outside.mbarriers.missing(at);
         let fits = |next: &&LaneArrival| {
@@ -212,10 +214,6 @@ fn arrive(
         let (now, later) = arrivals.split_at(together);
         arrivals = later;
         let mask = now.iter().fold(0, |mask, one| mask | 1 << one.lane);
-        for lane in lanes(mask).skip(1) {
-            let checked = check_use(outside, warp, lane, at, AccessKind::Read);
-            checked.map_err(|wrong| wrong.of_lane(lane))?;
-        }
         let (clock, copies) = told(warp, mask);
         let late = |copy| LateCopy {
             copy,
@@ -228,7 +226,8 @@ fn arrive(
             clock,
             copies: copies.into_iter().map(late).collect(),
         };
-        let (before, is_over) = outside.mbarriers.arrive(at, arrival).map_err(of_lane)?;
+        let arrived = outside.mbarriers.arrive(at, arrival);
+        let (before, is_over) = arrived.map_err(|wrong| wrong.of_lane(*lane))?;
         if is_over {
             let made: Vec<Rc<AsyncCopy>> = outside.mbarriers.made(at).cloned().collect();
             made.iter().try_for_each(|copy| deliver(outside, copy))?;
