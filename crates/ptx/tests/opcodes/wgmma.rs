@@ -520,15 +520,18 @@ fn mistakes_of_products_are_found() {
     }
 }
 
-/// A lane's fence counts for what it knows of: here for all, and then a barrier tells of it.
+/// A lane's fence counts for what it wrote and what it knows of, and a barrier tells of it.
 #[test]
-fn one_lane_may_fence_for_all() {
+fn lanes_may_fence_one_by_one() {
+    let fence = "fence.proxy.async.shared::cta;";
+    let for_all =
+        format!("bar.sync 0;\nmov.u32 %v0, %tid.x;\nsetp.eq.s32 %p, %v0, 70;\n@%p {fence}");
+    let each = format!("mov.u32 %v0, %tid.x;\nsetp.lt.u32 %p, %v0, 70;\n@%p {fence}\n@!%p {fence}");
     let layouts = Layouts::numbered(0);
-    let text = layouts.text(8).replace(
-        "fence.proxy.async.shared::cta;",
-        "bar.sync 0;\nmov.u32 %v0, %tid.x;\nsetp.eq.s32 %p, %v0, 70;\n@%p fence.proxy.async.shared::cta;",
-    );
-    launch(&text, &layouts.image(8), 128, 2048).unwrap();
+    for fences in [for_all, each] {
+        let text = layouts.text(8).replace(fence, &fences);
+        launch(&text, &layouts.image(8), 128, 2048).unwrap();
+    }
 }
 
 #[test]
