@@ -46,6 +46,7 @@ template <typename... T> __device__ bool are_wide(size_t width, const T *...matr
 
 // A condition that the compiler knows.
 template <bool VALUE> struct Known {
+    static constexpr bool value = VALUE;
     __device__ constexpr operator bool() const { return VALUE; }
 };
 

@@ -148,7 +148,7 @@ mod cuda {
             if target == PTX_OF {
                 write("ptx", &compiled.ptx)?;
             }
-            if target == source.target(HOPPER) && source.is_by_architecture() {
+            if source.target(HOPPER) == Some(target) && source.has_own_code_on_hopper() {
                 write(PTX_ON_HOPPER, &compiled.ptx)?;
             }
             write(target, &compiled.machine_code)
@@ -167,11 +167,20 @@ mod cuda {
         let version = nvrtc.version();
         let mut list = format!("Embedded {{ toolkit_version: {version}, sources: &[\n");
         for source in sources {
-            let ptx = read(&image(out, source, "ptx"))?;
+            let made: Vec<&str> = targets()
+                .into_iter()
+                .filter_map(|target| source.target(target))
+                .collect();
+            let kept = match source.is_for_hopper_alone() {
+                true if made.is_empty() => continue,
+                true => PTX_ON_HOPPER,
+                false => "ptx",
+            };
+            let ptx = read(&image(out, source, kept))?;
             let ptx = decompress_to_vec_zlib(&ptx).expect("it was compressed above");
             let ptx = String::from_utf8_lossy(&ptx);
-            let targets = targets().into_iter().map(|target| source.target(target));
-            let images = targets.chain(["ptx"]);
+            // No driver compiles PTX of what Hopper alone runs: there is machine code for it.
+            let images = made.into_iter().chain((kept == "ptx").then_some(kept));
             let images = images.map(|kind| {
                 let path = image(out, source, kind);
                 format!("Image(include_bytes!({path:?})), ")
@@ -190,7 +199,7 @@ mod cuda {
         let is_made = targets().contains(&HOPPER);
         let own = sources
             .iter()
-            .filter(|source| is_made && source.is_by_architecture());
+            .filter(|source| is_made && source.has_own_code_on_hopper());
         let images = own.map(|source| {
             let path = image(out, source, PTX_ON_HOPPER);
             format!("({:?}, Image(include_bytes!({path:?}))), ", source.name)

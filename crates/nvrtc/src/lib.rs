@@ -9,5 +9,5 @@ mod work;
 
 pub use error::Error;
 pub use library::{Compiled, Nvrtc};
-pub use source::{HOPPER, MACHINE_CODE, PTX_OF, Source, read_sources};
+pub use source::{HOPPER, MACHINE_CODE, PTX_OF, SM_90A, Source, read_sources};
 pub use work::{Job, compile_all, jobs};

@@ -143,7 +143,7 @@ impl Nvrtc {
     /// As [`Nvrtc::compile`].
     pub fn ptx_with_lines(&self, source: &Source, target: &str) -> Result<String, Error> {
         // A virtual architecture: no machine code is made.
-        let target = source.target(target).replace("sm_", "compute_");
+        let target = target.replace("sm_", "compute_");
         let (program, _) = self.program(source, &target, &["--generate-line-info"])?;
         let ptx = String::from_utf8_lossy(&program.get(self.ptx)).into_owned();
         Ok(ptx.trim_end_matches('\0').into())

@@ -12,11 +12,14 @@ pub const PTX_OF: &str = "sm_80";
 /// The target whose PTX is kept beside it, for tests, of sources that are others there.
 pub const HOPPER: &str = "sm_90";
 
+/// The target of instructions that Hopper alone has.
+pub const SM_90A: &str = "sm_90a";
+
 /// How the names of macros begin by which a source tells architectures apart.
 const ARCHITECTURE: &str = "__CUDA_ARCH_";
 
-/// The macro that a source with instructions of Hopper alone mentions; the compiler defines it for `sm_90a`.
-const HOPPER_ALONE: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
+/// How the names of sources end that have instructions of Hopper alone.
+const HOPPER_ALONE: &str = "_sm90";
 
 /// One source file.
 #[derive(Clone, Debug)]
@@ -32,23 +35,25 @@ pub struct Source {
 }
 
 impl Source {
-    /// The target that the source is compiled for to get machine code for `target`: the same, or `sm_90a` for a source
-    /// with instructions of Hopper alone. That runs only on 9.0, but there is no other 9.x.
-    pub fn target<'a>(&self, target: &'a str) -> &'a str {
-        match target {
-            HOPPER if self.names(HOPPER_ALONE) => "sm_90a",
-            target => target,
+    /// Whether it has instructions of Hopper alone, so that no other GPU has code of it.
+    pub fn is_for_hopper_alone(&self) -> bool {
+        self.name.ends_with(HOPPER_ALONE)
+    }
+
+    /// The target that the source is compiled for to get machine code for `target`: the same, but for a source
+    /// with instructions of Hopper alone `sm_90a` or nothing. `sm_90a` runs only on 9.0, but there is no other 9.x.
+    pub fn target<'a>(&self, target: &'a str) -> Option<&'a str> {
+        match (self.is_for_hopper_alone(), target) {
+            (false, target) => Some(target),
+            (true, HOPPER | SM_90A) => Some(SM_90A),
+            (true, _) => None,
         }
     }
 
-    fn names(&self, macro_name: &str) -> bool {
+    /// Whether Hopper runs other code of it than [`PTX_OF`], since it tells architectures apart or is for Hopper alone.
+    pub fn has_own_code_on_hopper(&self) -> bool {
         let mut texts = self.headers.iter().chain([&self.text]);
-        texts.any(|text| text.contains(macro_name))
-    }
-
-    /// Whether it tells architectures apart: then Hopper runs other code than [`PTX_OF`].
-    pub fn is_by_architecture(&self) -> bool {
-        self.names(ARCHITECTURE)
+        self.is_for_hopper_alone() || texts.any(|text| text.contains(ARCHITECTURE))
     }
 }
 
@@ -111,30 +116,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_of_hopper_alone_change_the_target_of_hopper_alone() {
+    fn a_source_for_hopper_alone_has_no_other_target() {
         let source = |text: &str| Source {
             path: "x.cu".into(),
             name: "x".into(),
             text: text.into(),
             headers: Vec::new(),
         };
-        let (portable, hopper) = (source("int x;"), source("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"));
+        let portable = source("int x;");
+        let hopper = Source {
+            name: "x_sm90".into(),
+            ..portable.clone()
+        };
+        let targets =
+            |source: &Source| MACHINE_CODE.map(|target| source.target(target).map(str::to_string));
         assert_eq!(
-            MACHINE_CODE.map(|target| portable.target(target)),
-            MACHINE_CODE
+            targets(&portable),
+            MACHINE_CODE.map(|target| Some(target.to_string()))
         );
-        let targets = MACHINE_CODE.map(|target| hopper.target(target));
-        assert_eq!(targets, ["sm_80", "sm_90a", "sm_100", "sm_120"]);
         assert_eq!(
-            [portable, hopper].map(|source| source.is_by_architecture()),
+            targets(&hopper),
+            [None, Some(SM_90A.to_string()), None, None]
+        );
+        assert_eq!(hopper.target(SM_90A), Some(SM_90A));
+        assert_eq!(
+            [portable, hopper].map(|source| source.has_own_code_on_hopper()),
             [false, true]
         );
-        assert!(source("#if __CUDA_ARCH__ >= 890").is_by_architecture());
+        assert!(source("#if __CUDA_ARCH__ >= 890").has_own_code_on_hopper());
         let header = Source {
             headers: vec!["int y;".into(), "#if __CUDA_ARCH__ >= 890".into()],
             ..source("int x;")
         };
-        assert!(header.is_by_architecture());
+        assert!(header.has_own_code_on_hopper());
     }
 
     /// `swiglu.cu` includes `output.cuh`, and that `codes.cuh`, which tells architectures apart.
@@ -142,8 +156,20 @@ mod tests {
     fn headers_of_headers_are_found() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
         let sources = read_sources(&folder).unwrap();
-        let by_architecture = sources.iter().filter(|source| source.is_by_architecture());
-        let names: Vec<&str> = by_architecture.map(|source| &*source.name).collect();
-        assert_eq!(names, ["fp8", "gelu", "layer_norm", "rms_norm", "swiglu"]);
+        let own = sources
+            .iter()
+            .filter(|source| source.has_own_code_on_hopper());
+        let names: Vec<&str> = own.map(|source| &*source.name).collect();
+        assert_eq!(
+            names,
+            [
+                "fp8",
+                "gelu",
+                "grouped_matmul_sm90",
+                "layer_norm",
+                "rms_norm",
+                "swiglu"
+            ]
+        );
     }
 }

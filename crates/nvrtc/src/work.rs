@@ -12,14 +12,14 @@ pub struct Job<'a> {
     pub target: &'a str,
 }
 
-/// Every source for every target.
+/// Every source for every target that there is code for.
 pub fn jobs<'a>(sources: &'a [Source], targets: &[&'a str]) -> Vec<Job<'a>> {
     let of = |source: &'a Source| {
-        let job = move |target: &&'a str| Job {
-            source,
-            target: source.target(target),
+        let job = move |target: &&'a str| {
+            let target = source.target(target)?;
+            Some(Job { source, target })
         };
-        targets.iter().map(job)
+        targets.iter().filter_map(job)
     };
     sources.iter().flat_map(of).collect()
 }

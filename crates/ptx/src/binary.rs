@@ -10,7 +10,7 @@ impl PtxTexts {
         PtxTexts::new(kernels::cuda::ptx()).with_lines(|name| with_lines(name, PTX_OF))
     }
 
-    /// What Hopper runs: other PTX of those sources that tell architectures apart.
+    /// What Hopper runs: other PTX of those sources that have their own code there.
     pub fn on_hopper() -> PtxTexts {
         let texts = PtxTexts::of_this_binary().with_lines(|name| with_lines(name, HOPPER));
         let own = kernels::cuda::ptx_on_hopper();
@@ -18,7 +18,7 @@ impl PtxTexts {
     }
 }
 
-/// The PTX of a source of `kernels/` for a target, if it tells architectures apart, compiled a second time, with line information.
+/// The PTX of a source of `kernels/` for a target where it has its own code, compiled a second time, with line information.
 ///
 /// # Errors
 /// If `CUDA_HOME` names no compiler, or that refuses the source.
@@ -30,8 +30,10 @@ pub fn with_lines(name: &str, target: &str) -> Result<String, String> {
         let sources = read_sources(&folder)?;
         let source = sources.iter().find(|source| source.name == name);
         let compiled = source.map(|source| {
-            let is_own = source.is_by_architecture();
-            nvrtc.ptx_with_lines(source, if is_own { target } else { PTX_OF })
+            let own = source
+                .target(target)
+                .filter(|_| source.has_own_code_on_hopper());
+            nvrtc.ptx_with_lines(source, own.unwrap_or(PTX_OF))
         });
         compiled.transpose()
     };

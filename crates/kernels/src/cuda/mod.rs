@@ -23,6 +23,7 @@ mod extent;
 pub(crate) mod flash;
 mod fp8;
 mod gelu;
+mod kind;
 mod latent;
 mod layer_norm;
 mod listing;
@@ -51,6 +52,7 @@ pub use device::{
 };
 pub use driver::Driver;
 pub use flash::flash_shared_bytes;
+pub use kind::KernelKind;
 pub use listing::{Call, Listed, Listing};
 
 use crate::backend::TimedWork;
@@ -133,6 +135,8 @@ pub struct Cuda<D> {
     product_elements_max: usize,
     /// Whether codes of FP8 are made by the instruction where there is one, or else by integers.
     converts_fp8: Cell<bool>,
+    /// Which kernels compute products of experts in bf16.
+    experts: KernelKind,
     traffic: Cell<Traffic>,
 }
 
@@ -150,6 +154,7 @@ impl<D: Driver> Cuda<D> {
             queue: Cell::new(Queue::Compute),
             product_elements_max: PRODUCT_ELEMENTS_MAX,
             converts_fp8: Cell::new(true),
+            experts: KernelKind::Sm80,
             traffic: Cell::default(),
         }))
     }

@@ -4,7 +4,7 @@ use crate::DTYPES;
 use crate::host::Host;
 use emulation::Emulation;
 use kernels::cpu::{Cpu, Instructions};
-use kernels::cuda::Cuda;
+use kernels::cuda::{Cuda, KernelKind};
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Init, KernelError, Kernels, Operation, Target};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
@@ -82,6 +82,14 @@ pub fn cutting_products(dtype: DType, elements_max: usize) -> Device {
     on_host("emulated cuda", dtype, |memory| {
         let cuda = Cuda::new(Emulation::default(), memory, dtype).unwrap();
         Box::new(cuda.cutting_products(elements_max))
+    })
+}
+
+/// The emulation of kernels for Hopper.
+pub fn emulating_hopper(dtype: DType) -> Device {
+    on_host("emulated cuda of Hopper", dtype, |memory| {
+        let cuda = Cuda::new(Emulation::default(), memory, dtype).unwrap();
+        Box::new(cuda.with_experts_by(KernelKind::Sm90))
     })
 }
 

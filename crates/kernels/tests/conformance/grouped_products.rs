@@ -2,9 +2,11 @@
 //! than a block's; rows in the order of experts, and those of tokens.
 
 use crate::DTYPES;
-use crate::case::{Case, run};
+use crate::case::{Case, judge, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start, Tensor, by_instructions, computing, gradient_starts};
+use crate::device::{
+    Device, Start, Tensor, by_instructions, computing, emulating_hopper, gradient_starts,
+};
 use crate::host::Host;
 use crate::oracle::add;
 use crate::refusals::devices;
@@ -329,6 +331,15 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     cases
 }
 
+/// Whatever is beside a launch, its tiles: one a block, or several, of which the last are not there.
+#[test]
+fn kernels_for_hopper_emulated() {
+    let devices = [emulating_hopper(DType::BF16)];
+    for case in cases(DType::BF16) {
+        judge(case.as_ref(), &devices);
+    }
+}
+
 /// More than the workspace of the processor holds: of several experts together, and of one alone, whose sums are kept
 /// between parts of the depth.
 fn large() -> Vec<Product> {
@@ -397,6 +408,7 @@ fn every_set_of_instructions() -> Vec<Device> {
 fn rows_of_tokens_have_the_bits_of_rows_in_order() {
     for dtype in DTYPES {
         let mut devices = computing(dtype);
+        devices.push(emulating_hopper(dtype));
         if dtype == DType::BF16 {
             devices.extend(every_set_of_instructions());
         }

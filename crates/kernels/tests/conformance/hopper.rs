@@ -3,21 +3,23 @@
 use crate::case::{Cases, judge};
 use crate::device::{Device, interpreting};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted, texts_on_hopper};
-use crate::{DTYPES, fp8, largest, layer_norm, rms_norm, swiglu};
+use crate::{DTYPES, fp8, grouped_products, largest, layer_norm, rms_norm, swiglu};
+use kernels::cuda::KernelKind;
 use ptx::PtxTexts;
 use std::sync::Arc;
 
 /// Cases that launch kernels whose codes of FP8 may be made by the instruction, beside `largest::find_and_know`.
 const OF_CODES: [Cases; 2] = [fp8::cases, swiglu::cases];
 
-/// Cases that launch the others of the same sources. `interpreted` finds opcodes that no case executes.
-const OTHERS: [Cases; 2] = [rms_norm::cases, layer_norm::cases];
+/// Cases that launch the others of the same sources, and those for Hopper alone. `interpreted` finds opcodes that no case executes.
+const OTHERS: [Cases; 3] = [rms_norm::cases, layer_norm::cases, grouped_products::cases];
 
 /// Judges cases on these texts, whose conversion to FP8 is as expected or not.
 fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item = Cases>) {
     let all: Vec<Cases> = cases.into_iter().collect();
     for dtype in DTYPES {
         let (memory, kernels) = interpreting(texts, dtype);
+        let kernels = kernels.with_experts_by(KernelKind::Sm90);
         memory.set_poison(true);
         for _ in ["first", "again"] {
             assert_eq!(kernels.check_conversion_to_fp8().unwrap(), converts);
@@ -33,7 +35,7 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item 
 
 #[test]
 fn as_it_is() {
-    conform(&TEXTS_ON_HOPPER, true, [OF_CODES, OTHERS].concat());
+    conform(&TEXTS_ON_HOPPER, true, OF_CODES.into_iter().chain(OTHERS));
 }
 
 /// A device whose instruction makes other codes: of the other format.

@@ -1,7 +1,7 @@
 //! A whole product as kernels for Hopper compute one, and what becomes of it where a line is wrong.
 
 use crate::device::numbers;
-use nvrtc::{Nvrtc, Source};
+use nvrtc::{Nvrtc, SM_90A, Source};
 use ptx::{ArgumentValue, GlobalMemory, LaunchError, Module, Shape};
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ fn compiled(nvrtc: &Nvrtc, text: &str) -> (String, String) {
         text: text.replace("MULTIPLY", &multiply()),
         headers: Vec::new(),
     };
-    let compiled = nvrtc.compile(&source, source.target("sm_90")).unwrap();
+    let compiled = nvrtc.compile(&source, SM_90A).unwrap();
     (String::from_utf8(compiled.ptx).unwrap(), compiled.warnings)
 }
 

@@ -26,7 +26,7 @@ struct Source {
     name: &'static str,
     /// Names of its kernels.
     kernels: &'static [&'static str],
-    /// Its code, for the same GPUs as that of every other source: one choice serves all.
+    /// Its code, for the same GPUs as that of every other source, but for sources of Hopper's own instructions.
     images: &'static [Image],
 }
 
@@ -67,12 +67,14 @@ pub fn carried() -> Vec<String> {
     carried
 }
 
-/// The PTX of every source by its name, without `.cu`: what this binary has for GPUs of which it has no machine code.
+/// The PTX of every source that has some, by its name, without `.cu`: what this binary has for GPUs of which it has no machine
+/// code.
 pub fn ptx() -> impl Iterator<Item = (&'static str, String)> {
-    EMBEDDED.sources.iter().map(|source| {
-        let image = source.images.last().expect("PTX is the last image");
-        let text = String::from_utf8(image.bytes()).expect("PTX is text");
-        (source.name, text)
+    EMBEDDED.sources.iter().filter_map(|source| {
+        let image = source.images.last()?;
+        let is_ptx = matches!(image.code(), Code::Ptx { .. });
+        let text = is_ptx.then(|| String::from_utf8(image.bytes()).expect("PTX is text"))?;
+        Some((source.name, text))
     })
 }
 
@@ -130,10 +132,11 @@ impl Modules {
         Ok(*function)
     }
 
-    /// Loads every kernel, used or not, and lets the driver take the local memory that they need, which it would take at their
+    /// Loads every kernel that the GPU has code of, used or not, and lets the driver take the local memory that they need, which it would take at their
     /// first launch. A driver that loads lazily has nothing of a module on the device before its functions are asked for.
     pub(super) fn load_all(&self) -> Result {
-        for source in EMBEDDED.sources {
+        let sources = EMBEDDED.sources.iter();
+        for source in sources.filter(|source| source.choose(self.capability).is_some()) {
             for name in source.kernels {
                 let source = source.name;
                 self.function(Kernel { source, name }, 0)?;
@@ -197,8 +200,10 @@ impl Modules {
             let message = format!("this binary has no source `{}.cu`", kernel.source);
             KernelError::misfit(kernel.name, message)
         })?;
-        let image = source.choose(self.capability);
-        let image = image.expect("the GPU was opened, so it runs what the binary has");
+        let image = source.choose(self.capability).ok_or_else(|| {
+            let message = format!("this GPU has no code of `{}.cu`", kernel.source);
+            KernelError::misfit(kernel.name, message)
+        })?;
         let module = load(&image.bytes()).map_err(|(error, log)| {
             let mut error = error::of_driver(kernel.name)(error);
             error.message += &format!(" ({}.cu{log})", kernel.source);

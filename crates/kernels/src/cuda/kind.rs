@@ -1,0 +1,24 @@
+//! Kinds of kernels: some operations have others for Hopper.
+
+use super::{Cuda, Driver};
+use crate::Kernels;
+
+choices::choices! {
+    /// Which kernels compute an operation that has several kinds. Kinds add up in other orders, so their bits differ. They
+    /// lease the same memory.
+    KernelKind {
+        /// Kernels for compute capability 8.0 and later.
+        Sm80 = "sm80",
+        /// Kernels with instructions that only compute capability 9.0 has.
+        Sm90 = "sm90",
+    }
+}
+
+impl<D: Driver> Kernels<Cuda<D>> {
+    /// Computes products of experts in bf16 by kernels of this kind, in place of [`KernelKind::Sm80`]. The device has to run
+    /// them.
+    pub fn with_experts_by(mut self, kind: KernelKind) -> Kernels<Cuda<D>> {
+        self.backend.experts = kind;
+        self
+    }
+}

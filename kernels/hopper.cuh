@@ -1,0 +1,103 @@
+// Instructions of compute capability 9.0 alone (`sm_90a`): thin wrappers, named after what they do. The emulation has none of them;
+// the interpreter of PTX (`crates/ptx`) runs them. Formulas for layouts are those of the PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Multiply-Accumulate Instructions".
+//
+// A group is 128 threads whose first is a multiple of 128. It calls what begins with `product` or ends in `registers` together.
+#pragma once
+
+#include "mma.cuh"
+
+constexpr int GROUP = 4 * WARP;
+
+// A barrier is 8 bytes of shared memory. A phase of it is over when as many have arrived as it counts, and the next one begins;
+// phases have parities 0, 1, 0, ...
+__device__ inline void init_barrier(uint32_t barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// After the block's barriers are initialised, before the other threads are let through to them.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives when all copies are there that this thread has asked for.
+__device__ inline void arrive_with_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits until a phase of this parity is over. That before the first one counts as over, with parity 1.
+__device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
+    uint32_t is_over;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(is_over)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!is_over);
+}
+
+// What this thread has written to shared memory, or waited for, is there for products that are asked for later.
+__device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A group gives registers to the others of its block, or takes them: the numbers of all groups add up to what they began with.
+template <int COUNT> __device__ inline void shrink_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ inline void grow_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Elements of bf16 in shared memory, in panels: a line of a panel is 64 elements, 128 bytes. The chunk that is number c of line l lies
+// where chunk c ^ l % 8 would, so that eight lines' chunks of one number are in different banks. Panels begin at multiples of 1,024 bytes.
+constexpr int LINE_BYTES = 128, LINE_ELEMENTS = 64, LINE_CHUNKS = 8;
+
+__device__ inline int swizzled(int line, int chunk) { return chunk ^ line % 8; }
+
+// Says where a factor lies: at an address in a panel, and if its lines are places of the depth, how many bytes are from a panel to
+// the next.
+__device__ inline uint64_t described(uint32_t address, uint32_t panel_bytes) {
+    constexpr uint64_t SWIZZLED_BY_128 = uint64_t(1) << 62, EIGHT_LINES = 8 * LINE_BYTES;
+    return SWIZZLED_BY_128 | EIGHT_LINES >> 4 << 32 | uint64_t(panel_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Sums of 64 rows and 256 columns, of which warp w of a group has 16 rows from 16 w on: eights of columns, as `mma.cuh` says of one.
+typedef float GroupSums[32][4];
+
+// The compiler neither moves sums over this nor keeps copies of them: around products, which write them later.
+__device__ inline void pin(GroupSums &sums) {
+#pragma unroll
+    for (int n = 0; n < 32; n++) {
+        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    }
+}
+
+// Before products whose sums have been touched since the last ones.
+__device__ inline void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// What the group has asked for since the last call is waited for as one.
+__device__ inline void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int UNDER_WAY> __device__ inline void product_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
+}
+
+#define SUMS_4(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
+#define SUMS_16(n) SUMS_4(n), SUMS_4(n + 1), SUMS_4(n + 2), SUMS_4(n + 3)
+
+// sums += a [64, 16] b [256, 16]^T, later. BY_DEPTH: lines of a factor are places of the depth.
+template <bool A_BY_DEPTH, bool B_BY_DEPTH>
+__device__ inline void product_64x256x16(GroupSums &sums, uint64_t a, uint64_t b) {
+    asm volatile(
+        "{ .reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, adds, 1, 1, %130, %131; }"
+        : SUMS_16(0), SUMS_16(4), SUMS_16(8), SUMS_16(12), SUMS_16(16), SUMS_16(20), SUMS_16(24), SUMS_16(28)
+        : "l"(a), "l"(b), "n"(A_BY_DEPTH), "n"(B_BY_DEPTH));
+}
