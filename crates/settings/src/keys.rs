@@ -383,7 +383,7 @@ keys! {
         kernels: KernelChoice = key(Kind::Choice(KernelChoice::NAMES), "\"auto\"", "Which of our CUDA kernels compute products of experts in bf16")
             .details("sm90 has instructions of compute capability 9.0 (H100, H200), sm80 runs from 8.0 on. auto takes sm90 on GPUs of 9.0. \
                       Memory is the same; sums are in another order, so last bits differ.")
-            .marks(&[ComparedApart]).needs(need::EXPERTS).needs(need::GPU),
+            .marks(&[ComparedApart]).needs(need::BF16_EXPERTS).needs(need::GPU),
     }
 
     /// `[offload]`

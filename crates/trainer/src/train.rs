@@ -55,6 +55,7 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), F
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
+    let prepared = prepared.agree_on_kernels(job)?;
     job.compare(&prepared.facts(job)?)?;
     if job.size() > 1 {
         let seconds = prepared.seconds_on_paper().map_err(Failure::from);
