@@ -93,6 +93,10 @@ impl OpenDevice {
     }
 
     /// The same device with kernels of these kinds.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(unused_variables, reason = "only a GPU has kernels of several kinds")
+    )]
     pub(crate) fn taking(self, kinds: KernelKinds) -> OpenDevice {
         match self {
             OpenDevice::Cpu(ranks) => OpenDevice::Cpu(ranks),

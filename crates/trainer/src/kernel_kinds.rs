@@ -8,10 +8,11 @@ use settings::{Config, Device, check_kernels};
 
 #[cfg(feature = "cuda")]
 use {
+    crate::begin::complete,
     crate::failure::Failure,
-    crate::kernel_trial::{ExpertWidths, kept_at, verdict},
+    crate::kernel_trial::{ExpertWidths, Verdict, kept_at, verdict},
     kernels::cuda::{DeviceFacts, device_facts},
-    settings::{KernelChoice, kernels_of_experts},
+    settings::{KernelChoice, Resolved, kernels_of_experts},
 };
 
 /// The kinds of kernels that a run takes; none on the processor.
@@ -84,32 +85,62 @@ fn reason_against(all: &[KernelKinds]) -> Option<String> {
     })
 }
 
+/// Tries the kernels that a rank will take, as far as its command says: the engine between ranks opens the GPU before all else is known,
+/// and a GPU may be one process's alone.
+#[cfg(feature = "cuda")]
+pub(crate) fn try_before_ranks_meet(resolved: &Resolved) {
+    // What is wrong is said where it is needed.
+    let (Device::Cuda { index }, Ok(completed)) = (resolved.device(), complete(resolved.clone()))
+    else {
+        return;
+    };
+    let config = completed.decided(completed.config.data.seq);
+    if let Ok(gpu) = device_facts(index) {
+        let taken = kernels_of_experts(&config, gpu.capability, None);
+        tried(&config, &gpu, taken);
+    }
+}
+
+/// The verdict on kernels that have to be tried, at a run's widths.
+#[cfg(feature = "cuda")]
+fn tried(config: &Config, gpu: &DeviceFacts, taken: Option<KernelKind>) -> Option<Verdict> {
+    let widths = ExpertWidths::of(config).filter(|_| taken == Some(KernelKind::Sm90))?;
+    Some(verdict(gpu, widths))
+}
+
 #[cfg(feature = "cuda")]
 fn on_gpu(config: &Config, gpu: &DeviceFacts, before: Option<KernelKind>) -> Result<KernelKinds> {
     check_kernels(config, Some((&gpu.name, gpu.capability)))?;
-    let mut kinds = KernelKinds {
-        attention: Some(KernelKind::Sm80),
-        experts: kernels_of_experts(config, gpu.capability, before),
-        given_up: None,
-    };
-    let widths = ExpertWidths::of(config).filter(|_| kinds.experts == Some(KernelKind::Sm90));
-    let Some(against) = widths.and_then(|widths| verdict(gpu, widths).against()) else {
-        return Ok(kinds);
-    };
-    let mut reason = format!("kernels of experts for 9.0 (sm90) {against}");
-    if let Some(file) = kept_at(gpu) {
-        reason += &format!(
-            " (kept in {}, without which they are tried again)",
-            file.display()
-        );
-    }
-    if config.experts.kernels == KernelChoice::Sm90 {
+    let taken = kernels_of_experts(config, gpu.capability, before);
+    let against = tried(config, gpu, taken).and_then(|verdict| against(&verdict, gpu));
+    if config.experts.kernels == KernelChoice::Sm90
+        && let Some(reason) = against
+    {
         return Err(Failure::Kernels(reason));
     }
-    reason += "; those for 8.0 (sm80) are taken";
-    tracing::warn!("{reason}");
-    (kinds.experts, kinds.given_up) = (Some(KernelKind::Sm80), Some(reason));
-    Ok(kinds)
+    let given_up = against.map(|reason| format!("{reason}; those for 8.0 (sm80) are taken"));
+    if let Some(reason) = &given_up {
+        tracing::warn!("{reason}");
+    }
+    Ok(KernelKinds {
+        attention: Some(KernelKind::Sm80),
+        experts: given_up.as_ref().map_or(taken, |_| Some(KernelKind::Sm80)),
+        given_up,
+    })
+}
+
+/// What a verdict says against kernels, and where it is kept.
+#[cfg(feature = "cuda")]
+fn against(verdict: &Verdict, gpu: &DeviceFacts) -> Option<String> {
+    let against = format!("kernels of experts for 9.0 (sm90) {}", verdict.against()?);
+    let file = kept_at(gpu).filter(|_| verdict.is_kept());
+    let kept = file.map(|file| {
+        format!(
+            " (kept in {}, without which they are tried again)",
+            file.display()
+        )
+    });
+    Some(against + &kept.unwrap_or_default())
 }
 
 #[cfg(test)]

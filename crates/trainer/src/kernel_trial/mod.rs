@@ -134,6 +134,11 @@ impl fmt::Display for ExpertWidths {
 }
 
 impl Verdict {
+    /// Whether it says something about the kernels, which holds for later runs.
+    pub(crate) fn is_kept(&self) -> bool {
+        !matches!(self, Verdict::Untried(_))
+    }
+
     /// Why the kernels are not taken, if not: what they did in a trial.
     pub(crate) fn against(&self) -> Option<String> {
         Some(match self {
@@ -176,7 +181,7 @@ pub(crate) fn tried(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
     }
     tracing::debug!("kernels of experts for 9.0 are tried: {widths}");
     let verdict = child::try_kernels(gpu.index, widths);
-    if !matches!(verdict, Verdict::Untried(_)) {
+    if verdict.is_kept() {
         kept::keep(gpu, widths, &verdict);
     }
     verdict

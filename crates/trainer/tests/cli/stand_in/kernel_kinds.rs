@@ -146,6 +146,19 @@ fn a_verdict_is_kept() {
     }
 }
 
+/// A GPU in compute mode EXCLUSIVE_PROCESS lets in one process at a time: the trial is over before the run comes.
+#[test]
+fn they_are_tried_before_the_run_opens_the_gpu() {
+    let place = Workplace::new();
+    let gpu = place.path("gpu");
+    let exclusive = [("STAND_IN_EXCLUSIVE", gpu.to_str().unwrap())];
+    train(&place, "--out run", &exclusive).succeeds();
+    assert_eq!(record(&place, "run")["experts_kernels"], "sm90");
+    let held = std::fs::File::open(place.path("gpu0")).unwrap();
+    held.lock().unwrap();
+    train(&place, "--out held", &exclusive).fails(5, &["CUDA_ERROR_DEVICE_UNAVAILABLE"]);
+}
+
 /// What says nothing about the kernels is no verdict.
 #[test]
 fn what_was_not_tried_is_tried_again() {
