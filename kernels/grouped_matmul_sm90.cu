@@ -66,7 +66,7 @@ template <int LONG, bool BY_DEPTH> struct Panels {
         const int to = line * LINE_CHUNKS + swizzled(line, chunk);
         const HeadRows<const bf16> lines = factor.lines(place);
         const int count = factor.line_count(place), first = BY_DEPTH ? place : 0;
-#pragma unroll (IN_CHUNKS ? COUNT : 1)
+#pragma unroll (IN_CHUNKS ? 8 : 1)
         for (int i = 0; i < COUNT; i++) {
             // Panels by depth lie one after the other, with DEPTH lines each.
             const int own = BY_DEPTH ? line + i * STEP % DEPTH : line + i * STEP;
@@ -119,10 +119,10 @@ template <bool A_BY_DEPTH, bool B_BY_DEPTH> struct Ring {
         parity ^= stage == 0;
     }
     // One thread does this.
-    __device__ void init_barriers() {
-        for (stage = 0; stage < STAGES; stage++) {
-            init_barrier(full(), GROUP);
-            init_barrier(free(), 2 * GROUP / WARP);
+    __device__ void init_barriers() const {
+        for (Ring ring = *this; ring.stage < STAGES; ring.stage++) {
+            init_barrier(ring.full(), GROUP);
+            init_barrier(ring.free(), 2 * GROUP / WARP);
         }
         publish_barriers();
     }
@@ -168,69 +168,82 @@ __device__ void exchange(float (&kept)[2 * COUNT], const float *first, const flo
     }
 }
 
-// Sums that lie side by side in a row of the output, as many as are 16 bytes: what `collect` makes for a lane of the four that share the
-// row, from eights of sums from `n` on.
+// Sums that lie side by side in a row of the output, as many as are 16 bytes: a lane's of those that four lanes have of a row in
+// EIGHTS eights from `n` on.
 template <typename O> struct Collected;
 
 template <> struct Collected<float> {
     static constexpr int COUNT = 4, EIGHTS = 2;
     float values[COUNT];
-    int column;
 
     __device__ Collected(const GroupSums &sums, int n, int half) {
-        const int lane = threadIdx.x % 4;
         exchange<2>(values, &sums[n][2 * half], &sums[n + 1][2 * half], 1);
-        column = 8 * (n + lane % 2) + 4 * (lane / 2);
     }
+    static __device__ int column(int n, int lane) { return 8 * (n + lane % 2) + 4 * (lane % 4 / 2); }
 };
 
 template <> struct Collected<bf16> {
     static constexpr int COUNT = 8, EIGHTS = 4;
     float values[COUNT];
-    int column;
 
     __device__ Collected(const GroupSums &sums, int n, int half) {
         const Collected<float> first(sums, n, half), second(sums, n + 2, half);
         exchange<4>(values, first.values, second.values, 2);
-        column = 8 * (n + threadIdx.x % 4);
     }
+    static __device__ int column(int n, int lane) { return 8 * (n + lane % 4); }
 };
 
-template <typename O, int COUNT>
-__device__ void store_values(O *to, int width, const float (&values)[COUNT], bool in_chunks, bool accumulate) {
-    if (in_chunks && width > 0) {
-        alignas(sizeof(Chunk)) O elements[COUNT];
-        Chunk &chunk = *reinterpret_cast<Chunk *>(elements);
-        if (accumulate) {
-            chunk = *reinterpret_cast<const Chunk *>(to);
-        }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            elements[i] = narrow<O>(accumulate ? widen(elements[i]) + values[i] : values[i]);
-        }
-        *reinterpret_cast<Chunk *>(to) = chunk;
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            if (i < width) {
-                to[i] = narrow<O>(accumulate ? widen(to[i]) + values[i] : values[i]);
-            }
-        }
-    }
-}
+// Elements of the output as memory has them.
+template <typename O> struct Stored {
+    alignas(sizeof(Chunk)) O at[Collected<O>::COUNT];
 
-// Stores a warp's sums of sixteen rows from `row` on.
+    __device__ void load(const O *from) { *reinterpret_cast<Chunk *>(at) = *reinterpret_cast<const Chunk *>(from); }
+    __device__ void store(O *to) const { *reinterpret_cast<Chunk *>(to) = *reinterpret_cast<const Chunk *>(at); }
+};
+
+// Stores a warp's sums of sixteen rows from `row` on. What they are added to is asked for a batch at a time.
 template <typename O> __device__ void store(const Output<O> &out, const GroupSums &sums, int row) {
     typedef Collected<O> Values;
+    constexpr int BATCH = 8, OF_BATCH = BATCH * Values::EIGHTS;
     const bool in_chunks = out.stride % Values::COUNT == 0 && reinterpret_cast<uintptr_t>(out.first) % sizeof(Chunk) == 0;
+    int lane = threadIdx.x % WARP;
+    // Else the compiler computes all addresses before the loop over tiles, and registers do not suffice.
+    asm volatile("" : "+r"(lane));
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int own = row + lane_row(2 * half);
+    for (int part = 0; part < 2 * 32 / OF_BATCH; part++) {
+        const int half = part * OF_BATCH / 32, first = part * OF_BATCH % 32, own = row + lane / 4 + 8 * half;
+        const int columns = own < out.rows ? out.columns : 0;
+        O *to = out.row(own);
+        Stored<O> stored[BATCH] = {};
+        if (in_chunks && out.accumulate) {
 #pragma unroll
-        for (int n = 0; n < 32; n += Values::EIGHTS) {
+            for (int b = 0; b < BATCH; b++) {
+                const int column = Values::column(first + b * Values::EIGHTS, lane);
+                if (column < columns) {
+                    stored[b].load(to + column);
+                }
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int n = first + b * Values::EIGHTS, column = Values::column(n, lane);
             const Values of(sums, n, half);
-            if (own < out.rows) {
-                store_values(out.row(own) + of.column, out.columns - of.column, of.values, in_chunks, out.accumulate);
+            const auto sum = [&](int i, O before) {
+                return narrow<O>(out.accumulate ? widen(before) + of.values[i] : of.values[i]);
+            };
+            if (!in_chunks) {
+#pragma unroll
+                for (int i = 0; i < Values::COUNT; i++) {
+                    if (column + i < columns) {
+                        to[column + i] = sum(i, to[column + i]);
+                    }
+                }
+            } else if (column < columns) {
+#pragma unroll
+                for (int i = 0; i < Values::COUNT; i++) {
+                    stored[b].at[i] = sum(i, stored[b].at[i]);
+                }
+                stored[b].store(to + column);
             }
         }
     }
@@ -281,10 +294,10 @@ __device__ void multiply(const Tiles<O, A_BY_DEPTH, B_BY_DEPTH> &tiles) {
     __syncthreads();
     // Threads are launched with 168 registers each.
     if (threadIdx.x < GROUP) {
-        shrink_registers<72>();
+        shrink_registers<40>();
         copy_tiles(tiles, ring);
     } else {
-        grow_registers<216>();
+        grow_registers<232>();
         multiply_tiles(tiles, ring, threadIdx.x < 2 * GROUP ? 0 : ROWS / 2);
     }
 }
@@ -308,17 +321,37 @@ __device__ void grouped_matmul(bf16 *out, ExpertRows<bf16> x, const bf16 *weight
     multiply<bf16, false, BY_COLUMNS>({part, x.factor<false>(size_t(rows.first), m, 0, rows.count, int(m)), b, tiles});
 }
 
+// The expert that has this place in a launch. First come those with more than twice the mean of rows: if the longest sums were begun
+// last, others would have ended before. Whole warps call it.
+__device__ inline int expert_at(const int *offsets, int experts, int place) {
+    const int lane = threadIdx.x % WARP, many = unsigned(offsets[experts]) / unsigned(experts) * 2;
+    for (int start = 0; start < 2 * experts; start += WARP) {
+        // Each expert has two turns, and counts in one.
+        const int turn = start + lane, expert = turn < experts ? turn : turn - experts;
+        const int rows = expert < experts ? offsets[expert + 1] - offsets[expert] : 0;
+        const unsigned counted = __ballot_sync(WHOLE_WARP, expert < experts && (rows > many) == (turn < experts));
+        const int before = __popc(counted & ((1u << lane) - 1));
+        const unsigned found = __ballot_sync(WHOLE_WARP, (counted >> lane & 1) && before == place);
+        if (found != 0) {
+            return __shfl_sync(WHOLE_WARP, expert, __ffs(found) - 1);
+        }
+        place -= __popc(counted);
+    }
+    return 0;
+}
+
 // `out_i [n, m] = [out_i +] dy^T x`, as in `grouped_matmul.cu`. Blocks along x for columns, along y for rows, along z for experts.
 template <typename G>
 __device__ void grouped_gradient(G *out, ExpertRows<bf16> dy, ExpertRows<bf16> x, const int *offsets, size_t n, size_t m,
                                  int accumulate, int tiles) {
-    const size_t first = offsets[blockIdx.z], row = size_t(blockIdx.y) * ROWS;
+    const int expert = expert_at(offsets, int(gridDim.z), int(blockIdx.z));
+    const size_t first = offsets[expert], row = size_t(blockIdx.y) * ROWS;
     const size_t column = size_t(blockIdx.x) * tiles * COLUMNS;
-    const int depth = offsets[blockIdx.z + 1] - int(first);
+    const int depth = offsets[expert + 1] - int(first);
     if (depth <= 0 && accumulate) {
         return;
     }
-    G *own = out + (size_t(blockIdx.z) * n + row) * m + column;
+    G *own = out + (size_t(expert) * n + row) * m + column;
     const Output<G> part = {own, m, int(n - row), int(m - column), accumulate};
     multiply<G, true, true>({part, dy.factor<true>(first, n, row, part.rows, depth),
                              x.factor<true>(first, m, column, part.columns, depth), tiles});

@@ -88,7 +88,7 @@ template <int UNDER_WAY> __device__ inline void product_wait() {
 template <bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ inline void product_64x256x16(GroupSums &sums, uint64_t a, uint64_t b) {
     asm volatile(
-        "{ .reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "{ .reg .pred adds; setp.ne.u32 adds, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "

@@ -7,14 +7,29 @@ gone through once.
 """
 import dataclasses
 import functools
+import re
 
 from .flow import Loop, NotFollowed, blocks_of, loops_of, order_of
 
 
+# The products of four warps: HGMMA.64x256x16 of bf16, QGMMA.64x256x32 of FP8.
+OF_GROUP = re.compile(r"[HQ]GMMA\.64x(\d+)x(\d+)\.")
+
+
+def products_of(instruction):
+    """Products of 16 x 8 x 16 that it is to a warp, as HMMA.16816 is one."""
+    of_group = OF_GROUP.match(instruction.opcode)
+    if of_group:
+        columns, depth = map(int, of_group.groups())
+        return columns // 8 * depth // 16
+    return int(instruction.name == "HMMA")
+
+
 def work(instruction):
     """Products, and bytes of wide accesses of global memory."""
-    if instruction.name in ("HMMA", "HGMMA", "QGMMA"):
-        return 1, 0
+    products = products_of(instruction)
+    if products:
+        return products, 0
     if instruction.name in ("LDGSTS", "LDG", "STG") and instruction.access_bytes() >= 8:
         return 0, instruction.access_bytes()
     return 0, 0

@@ -15,7 +15,10 @@ class Pass:
     instructions: int
     # Loops within, of which one iteration is counted: what is unrolled has none.
     loops: int
+    # Products of 16 x 8 x 16; instructions of four warps are several.
     hmma: int
+    # Fences and waits of such instructions, of which serialised code has two each.
+    product_waits: int
     ldsm: int
     ldgsts: int
     lds: int
@@ -57,13 +60,17 @@ def most_in_flight(instructions):
 def pass_of(way):
     # The compiler puts loads that are never made before some copies to shared memory: instructions, but no loads.
     names = [instruction.name for instruction in way.instructions if instruction.predicate != "@!PT"]
-    return Pass(len(way.instructions), way.loops, way.products, names.count("LDSM"), names.count("LDGSTS"), names.count("LDS"),
+    return Pass(len(way.instructions), way.loops, way.products, names.count("WARPGROUP"), names.count("LDSM"), names.count("LDGSTS"), names.count("LDS"),
                 sum(map(is_wide_load, way.instructions)), most_in_flight(way.instructions))
 
 
-def passes_of(kernel, is_without_loops=False):
-    """Passes over tensors: the loops with products of tensor cores, or else with wide loads, or else all there is."""
-    ways = [] if is_without_loops else [kernel.busiest(loop) for loop in kernel.outermost()]
+def passes_of(kernel, launch):
+    """Passes over tensors: the loops with products of tensor cores, or else with wide loads, or else all there is. Where some warps copy
+    for others, their loops too."""
+    if launch.goes_over_tiles:
+        loops = [kernel.busiest(loop) for outer in kernel.outermost() for loop in kernel.within(outer)]
+        return tuple(pass_of(way) for way in loops if way.products or way.bytes)
+    ways = [] if launch.is_without_loops else [kernel.busiest(loop) for loop in kernel.outermost()]
     loops = [way for way in ways if way.products] or [way for way in ways if any(map(is_wide_load, way.instructions))]
     return tuple(map(pass_of, loops or [kernel.busiest(kernel.whole())]))
 
@@ -87,7 +94,7 @@ def figures_of(target, instructions, resources, launch):
     warps = warps_of(target, resources.registers, launch.threads, resources.shared_bytes + launch.shared_bytes)
     kernel = Kernel(instructions)
     return Figures(resources.registers, names.count("LDL") + names.count("STL"), warps,
-                   len(kernel.busiest(kernel.whole()).instructions), passes_of(kernel, launch.is_without_loops))
+                   len(kernel.busiest(kernel.whole()).instructions), passes_of(kernel, launch))
 
 
 def per(count, of):
@@ -104,6 +111,7 @@ def compared(figures):
         ratio = " per HMMA" if each.hmma else ""
         found |= {f"instructions{ratio}{loop}": per(each.instructions, each.hmma),
                   f"inner loops{loop}": each.loops,
+                  f"fences and waits of products{loop}": each.product_waits,
                   f"LDSM{ratio}{loop}": per(each.ldsm, each.hmma),
                   f"LDGSTS{loop}": -each.ldgsts,
                   f"loads of shared memory{loop}": per(each.lds, each.hmma),

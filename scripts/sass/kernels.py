@@ -10,6 +10,8 @@ class Launch:
     shared_bytes: int = 0
     # Its work is outside of its loops, which only wider rows come to.
     is_without_loops: bool = dataclasses.field(default=False, compare=False)
+    # Its outer loops go over tiles, and the loops within them do the work.
+    goes_over_tiles: bool = dataclasses.field(default=False, compare=False)
 
 
 def flash(width, rows):
@@ -24,6 +26,8 @@ HELD_ROWS = Launch(256, is_without_loops=True)
 
 # Four stages of 128 rows and of 128 columns, each of 32 elements of bf16 and a chunk of padding: `experts.rs`.
 GROUPED = Launch(4 * 32, 4 * (128 + 128) * (32 * 2 + 16))
+# For Hopper four stages of 128 rows and 256 columns, each of 64 elements, with two barriers each.
+GROUPED_SM90 = Launch(12 * 32, 4 * ((128 + 256) * 64 * 2 + 2 * 8), goes_over_tiles=True)
 
 # By source file.
 HOT = {
@@ -64,6 +68,12 @@ HOT = {
         "grouped_matmul_by_columns_bf16": GROUPED,
         "grouped_gradient_f32_bf16": GROUPED,
         "grouped_gradient_bf16_bf16": GROUPED,
+    },
+    "grouped_matmul_sm90": {
+        "grouped_matmul_sm90_bf16": GROUPED_SM90,
+        "grouped_matmul_by_columns_sm90_bf16": GROUPED_SM90,
+        "grouped_gradient_sm90_f32_bf16": GROUPED_SM90,
+        "grouped_gradient_sm90_bf16_bf16": GROUPED_SM90,
     },
     "experts": {
         "sum_rows_bf16": Launch(128),

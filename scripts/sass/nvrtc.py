@@ -36,14 +36,27 @@ def strings(texts):
     return (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
 
 
+def is_for(source, target):
+    """Whether there is code of a source file for a compute capability: of some there is for Hopper alone, as in crates/nvrtc."""
+    return target == 90 or not is_for_hopper_alone(source)
+
+
+def is_for_hopper_alone(source):
+    return pathlib.Path(source).stem.endswith("_sm90")
+
+
+def architecture(source, target):
+    return "90a" if is_for_hopper_alone(source) else str(target)
+
+
 def compile(source, target):
     """The cubin of a source file for a compute capability such as 90."""
-    return compiled(source, f"sm_{target}", "CUBIN")
+    return compiled(source, f"sm_{architecture(source, target)}", "CUBIN")
 
 
 def compile_ptx(source, target=80):
     """The PTX of a source file for a compute capability: of 8.0 what a binary carries, for GPUs from there on."""
-    return compiled(source, f"compute_{target}", "PTX").rstrip(b"\0")
+    return compiled(source, f"compute_{architecture(source, target)}", "PTX").rstrip(b"\0")
 
 
 def compiled(source, architecture, result):

@@ -2,6 +2,7 @@
 
 use crate::PtxTexts;
 use nvrtc::{HOPPER, Nvrtc, PTX_OF, read_sources};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 impl PtxTexts {
@@ -12,9 +13,10 @@ impl PtxTexts {
 
     /// What Hopper runs: other PTX of those sources that have their own code there.
     pub fn on_hopper() -> PtxTexts {
-        let texts = PtxTexts::of_this_binary().with_lines(|name| with_lines(name, HOPPER));
-        let own = kernels::cuda::ptx_on_hopper();
-        own.fold(texts, |texts, (name, text)| texts.replacing(name, text))
+        let own: BTreeMap<_, _> = kernels::cuda::ptx_on_hopper().collect();
+        let others = kernels::cuda::ptx().filter(|(name, _)| !own.contains_key(name));
+        let all: Vec<_> = others.chain(own.clone()).collect();
+        PtxTexts::new(all).with_lines(|name| with_lines(name, HOPPER))
     }
 }
 

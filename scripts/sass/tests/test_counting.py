@@ -65,6 +65,18 @@ NESTED = code("""
     MOV R9, R4
     EXIT
 """)
+# Two loops over tiles, from 0x0 and 0x40, with a loop within each: the first copies, the second multiplies.
+TILES = code("""
+    MOV R0, R1
+    LDGSTS.E.BYPASS.128 [R4], [R2.64]
+    @P1 BRA 0x10
+    @P2 BRA 0x0
+    MOV R0, R1
+    HGMMA.64x256x16.F32.BF16 R4, R8, R10, R4
+    @P1 BRA 0x50
+    @P2 BRA 0x40
+    EXIT
+""")
 
 
 class Following(unittest.TestCase):
@@ -118,16 +130,27 @@ class Following(unittest.TestCase):
 
 class Counting(unittest.TestCase):
     def test_a_pass_has_what_its_loop_has(self):
-        [found] = figures.passes_of(Kernel(NESTED))
-        self.assertEqual(found, Pass(instructions=6, loops=1, hmma=1, ldsm=1, ldgsts=1, lds=0, loads=0, in_flight=0))
+        [found] = figures.passes_of(Kernel(NESTED), kernels.Launch(32))
+        self.assertEqual(found, Pass(instructions=6, loops=1, hmma=1, product_waits=0, ldsm=1, ldgsts=1, lds=0, loads=0, in_flight=0))
 
-    def test_products_of_every_kind_of_tensor_core_count(self):
-        for product in ["HMMA.16816.F32.BF16", "HGMMA.64x128x16.F32.BF16", "QGMMA.64x128x32.F32.E4M3.E4M3"]:
-            [found] = figures.passes_of(Kernel(code(f"{product} R4, R8, R10, R4\n@!P1 BRA 0x0\nEXIT")))
-            self.assertEqual(found.hmma, 1, product)
+    def test_products_of_every_kind_of_tensor_core_count_by_their_size(self):
+        for product, hmma in [("HMMA.16816.F32.BF16", 1), ("HGMMA.64x256x16.F32.BF16", 32), ("HGMMA.64x8x16.F32.BF16", 1),
+                              ("QGMMA.64x128x32.F32.E4M3.E4M3", 32)]:
+            [found] = figures.passes_of(Kernel(code(f"{product} R4, R8, R10, R4\n@!P1 BRA 0x0\nEXIT")), kernels.Launch(32))
+            self.assertEqual(found.hmma, hmma, product)
+
+    def test_serialised_products_have_more_fences_and_waits(self):
+        fence, product, wait = "WARPGROUP.ARRIVE\n", "HGMMA.64x256x16.F32.BF16 R4, R8, R10, R4\n", "WARPGROUP.DEPBAR.LE gsb0, 0x0\n"
+        for body, waits in [(fence + 2 * product + wait, 2), (2 * (fence + product + wait), 4)]:
+            [found] = figures.passes_of(Kernel(code(f"{body}@!P1 BRA 0x0\nEXIT")), kernels.Launch(128))
+            self.assertEqual((found.hmma, found.product_waits), (64, waits))
+
+    def test_of_kernels_that_go_over_tiles_the_loops_within_are_passes(self):
+        found = figures.passes_of(Kernel(TILES), kernels.Launch(384, goes_over_tiles=True))
+        self.assertEqual([(each.instructions, each.hmma, each.ldgsts) for each in found], [(2, 0, 1), (2, 32, 0)])
 
     def test_loops_without_wide_loads_are_no_passes(self):
-        [found] = figures.passes_of(Kernel(code("LDG.E R4, [R0.64]\n@!P1 BRA 0x0\nLDG.E.128 R4, [R0.64]\nEXIT")))
+        [found] = figures.passes_of(Kernel(code("LDG.E R4, [R0.64]\n@!P1 BRA 0x0\nLDG.E.128 R4, [R0.64]\nEXIT")), kernels.Launch(32))
         self.assertEqual((found.instructions, found.loads), (4, 1), "so it is the kernel as a whole")
 
     def test_loads_are_in_flight_until_the_first_use(self):
@@ -178,7 +201,7 @@ class Finding(unittest.TestCase):
             self.assertEqual(cubins.find([path]), [])
 
 
-PASS = Pass(instructions=640, loops=0, hmma=128, ldsm=72, ldgsts=16, lds=0, loads=0, in_flight=0)
+PASS = Pass(instructions=640, loops=0, hmma=128, product_waits=0, ldsm=72, ldgsts=16, lds=0, loads=0, in_flight=0)
 FIGURES = Figures(registers=168, local=0, warps=12, instructions=900, passes=(PASS,))
 KEY = 90, "flash_forward_128_bf16"
 

@@ -331,11 +331,43 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     cases
 }
 
-/// Whatever is beside a launch, its tiles: one a block, or several, of which the last are not there.
+/// So many tiles that a block of kernels for Hopper computes several: all of its own, and one fewer than it could.
+pub fn several_tiles_a_block(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut rows = vec![0; 512];
+    (rows[3], rows[200], rows[511]) = (150, 1, 70);
+    let experts = Experts(rows);
+    let by = [false, true].map(|by_columns| {
+        let product = Product {
+            dtype,
+            experts: experts.clone(),
+            rows: Rows::OfTokens(90),
+            inner: 72,
+            outputs: 1290,
+            by_columns,
+        };
+        Box::new(product) as Box<dyn Case>
+    });
+    let gradient = Gradient {
+        dtype,
+        gradient: DType::F32,
+        start: Start::Accumulate,
+        experts,
+        rows: [Rows::InOrder, Rows::OfTokens(90)],
+        inner: 1290,
+        outputs: 9,
+    };
+    by.into_iter()
+        .chain([Box::new(gradient) as Box<dyn Case>])
+        .collect()
+}
+
 #[test]
 fn kernels_for_hopper_emulated() {
     let devices = [emulating_hopper(DType::BF16)];
-    for case in cases(DType::BF16) {
+    for case in cases(DType::BF16)
+        .into_iter()
+        .chain(several_tiles_a_block(DType::BF16))
+    {
         judge(case.as_ref(), &devices);
     }
 }

@@ -11,8 +11,14 @@ use std::sync::Arc;
 /// Cases that launch kernels whose codes of FP8 may be made by the instruction, beside `largest::find_and_know`.
 const OF_CODES: [Cases; 2] = [fp8::cases, swiglu::cases];
 
-/// Cases that launch the others of the same sources, and those for Hopper alone. `interpreted` finds opcodes that no case executes.
-const OTHERS: [Cases; 3] = [rms_norm::cases, layer_norm::cases, grouped_products::cases];
+/// Cases that launch the others of the same sources. `interpreted` finds opcodes that no case executes.
+const OTHERS: [Cases; 2] = [rms_norm::cases, layer_norm::cases];
+
+/// Cases of kernels for Hopper alone.
+const OF_EXPERTS: [Cases; 2] = [
+    grouped_products::cases,
+    grouped_products::several_tiles_a_block,
+];
 
 /// Judges cases on these texts, whose conversion to FP8 is as expected or not.
 fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item = Cases>) {
@@ -38,19 +44,27 @@ fn as_it_is() {
     conform(&TEXTS_ON_HOPPER, true, OF_CODES.into_iter().chain(OTHERS));
 }
 
+#[test]
+fn products_of_experts() {
+    conform(&TEXTS_ON_HOPPER, true, OF_EXPERTS);
+}
+
 /// A device whose instruction makes other codes: of the other format.
 #[test]
 fn codes_by_integers_where_the_instruction_makes_others() {
     let formats = ["e4m3x2", "e5m2x2"].map(|format| format!("cvt.rn.satfinite.{format}.f32"));
     let [e4m3, e5m2] = &formats;
     let mut texts = PtxTexts::on_hopper();
-    for (name, text) in texts_on_hopper() {
-        assert!(text.contains(e4m3), "{name}");
+    let converting = texts_on_hopper().filter(|(_, text)| text.contains(e4m3));
+    let mut names = Vec::new();
+    for (name, text) in converting {
+        names.push(name);
         let swapped = text
             .replace(e4m3, "?")
             .replace(e5m2, e4m3)
             .replace('?', e5m2);
         texts = texts.replacing(name, swapped);
     }
+    assert_eq!(names, ["fp8", "gelu", "layer_norm", "rms_norm", "swiglu"]);
     conform(&noted(texts, ON_HOPPER), false, OF_CODES);
 }

@@ -22,19 +22,31 @@ const OPCODES: &str = "CONFORMANCE_OPCODES";
 pub const ON_HOPPER: &str = "@sm_90";
 
 /// The PTX that all tests run: this binary's, or that of a folder.
-pub static TEXTS: LazyLock<Arc<PtxTexts>> =
-    LazyLock::new(|| noted(replaced(PtxTexts::of_this_binary(), ".ptx"), ""));
+pub static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| {
+    noted(
+        replaced(PtxTexts::of_this_binary(), kernels::cuda::ptx(), ".ptx"),
+        "",
+    )
+});
 
 /// The same of what Hopper runs.
-pub static TEXTS_ON_HOPPER: LazyLock<Arc<PtxTexts>> =
-    LazyLock::new(|| noted(replaced(PtxTexts::on_hopper(), ".on_hopper.ptx"), ON_HOPPER));
+pub static TEXTS_ON_HOPPER: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| {
+    let own = kernels::cuda::ptx_on_hopper();
+    noted(
+        replaced(PtxTexts::on_hopper(), own, ".on_hopper.ptx"),
+        ON_HOPPER,
+    )
+});
 
-fn replaced(texts: PtxTexts, ending: &str) -> PtxTexts {
-    kernels::cuda::ptx().fold(texts, |texts, (name, _)| {
-        let other = other(name, ending);
-        other
-            .into_iter()
-            .fold(texts, |texts, other| texts.replacing(name, other))
+/// Texts with those of the folder in place of `sources`.
+fn replaced(
+    texts: PtxTexts,
+    sources: impl Iterator<Item = (&'static str, String)>,
+    ending: &str,
+) -> PtxTexts {
+    sources.fold(texts, |texts, (name, _)| match other(name, ending) {
+        Some(other) => texts.replacing(name, other),
+        None => texts,
     })
 }
 

@@ -5,7 +5,7 @@ use crate::common::elsewhere::{forms, state, with_form};
 use crate::common::side_by_side::side_by_side;
 use crate::common::{assert_as_planned, odd_model, step_batch};
 use kernels::Target;
-use kernels::cuda::Cuda;
+use kernels::cuda::{Cuda, KernelKind};
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Policy};
 use planner::Plan;
@@ -18,6 +18,8 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 static TEXTS: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| Arc::new(PtxTexts::of_this_binary()));
+
+static TEXTS_ON_HOPPER: LazyLock<Arc<PtxTexts>> = LazyLock::new(|| Arc::new(PtxTexts::on_hopper()));
 
 const LAYERS: usize = 2;
 
@@ -88,10 +90,15 @@ fn run(mut session: Session, settings: &Settings, plan: &Plan) -> Run {
     }
 }
 
-fn interpreted(settings: &Settings) -> Run {
-    let interpreter = Interpreter::new(&TEXTS);
+/// By kernels of a kind: those for Hopper on what it runs of all sources.
+fn interpreted(settings: &Settings, kind: KernelKind) -> Run {
+    let interpreter = Interpreter::new(match kind {
+        KernelKind::Sm80 => &TEXTS,
+        KernelKind::Sm90 => &TEXTS_ON_HOPPER,
+    });
     let memory = Memory::device(Rc::new(interpreter.clone()));
     let kernels = Cuda::new(interpreter, &memory, settings.narrowest_dtype()).unwrap();
+    let kernels = kernels.with_experts_by(kind);
     let session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
     run(
         session,
@@ -136,32 +143,42 @@ fn assert_near(name: &str, found: &[f32], expected: &[f32], share: f32) {
     }
 }
 
-/// A model, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
-type Row = (&'static str, Settings, f32, f32);
+/// A model, the kernels that compute it, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
+type Row = (&'static str, Settings, KernelKind, f32, f32);
 
 fn models() -> Vec<Row> {
     let dense = |form, seq| settings(odd_model(LAYERS), form, seq, Attention::Flash);
     vec![
-        ("dense, f32", dense(0, 71), 1e-6, 2e-5),
-        ("dense, bf16", dense(7, 150), 1e-3, 4e-2),
+        ("dense, f32", dense(0, 71), KernelKind::Sm80, 1e-6, 2e-5),
+        ("dense, bf16", dense(7, 150), KernelKind::Sm80, 1e-3, 4e-2),
         (
             "preferences, f32",
             Settings {
                 preferences: Some(0.1),
                 ..dense(0, 71)
             },
+            KernelKind::Sm80,
             1e-6,
             2e-5,
         ),
         (
             "tiny-moe, bf16",
             settings(preset("tiny-moe"), 9, 40, Attention::Eager),
+            KernelKind::Sm80,
+            1e-3,
+            4e-2,
+        ),
+        (
+            "tiny-moe on Hopper, bf16",
+            settings(preset("tiny-moe"), 9, 40, Attention::Eager),
+            KernelKind::Sm90,
             1e-3,
             4e-2,
         ),
         (
             "tiny-mla, f32",
             settings(preset("tiny-mla"), 0, 40, Attention::Flash),
+            KernelKind::Sm80,
             1e-6,
             2e-5,
         ),
@@ -170,14 +187,18 @@ fn models() -> Vec<Row> {
 
 #[test]
 fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
-    side_by_side(models(), |(name, kept, by_loss, by_gradient)| {
+    side_by_side(models(), |(name, kept, kind, by_loss, by_gradient)| {
         let labels = kept.model.labels();
         let full = Policy::with_layers(labels, "full", &BTreeMap::new(), LAYERS).unwrap();
         let replayed = Settings {
             policy: full,
             ..kept.clone()
         };
-        let (cpu, none, full) = (on_cpu(&kept), interpreted(&kept), interpreted(&replayed));
+        let (cpu, none, full) = (
+            on_cpu(&kept),
+            interpreted(&kept, kind),
+            interpreted(&replayed, kind),
+        );
         println!(
             "{name}: losses {:?}, {:?} on the processor; norms {:?}, {:?}; gradients {}",
             none.losses,
@@ -192,6 +213,10 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
         assert!(worst <= by_gradient, "{name}: {worst}");
         // Another device's sums have other bits.
         assert!(none.gradients != cpu.gradients, "{name}");
+        if kind == KernelKind::Sm90 {
+            let sm80 = interpreted(&kept, KernelKind::Sm80);
+            assert!(none.gradients != sm80.gradients, "{name}");
+        }
         assert!(none.replays == 0 && full.replays > 0, "{name}");
         assert!(full.peak_bytes < none.peak_bytes, "{name}");
         let bits = |values: &[f32]| {
