@@ -21,7 +21,7 @@ class Case:
 
 CUDA = "crates/kernels/src/cuda"
 # A kernel's source and its launches have the same name, but for these.
-LAUNCHES = {"flash_attention": "flash", "grouped_matmul": "experts"}
+LAUNCHES = {"flash_attention": "flash", "grouped_matmul": "experts", "grouped_matmul_sm90": "experts"}
 
 
 def kernels(*names):

@@ -22,6 +22,8 @@ STEPS = [
     ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=8bit"]),
     ("mixtral-8x7b", ["attention.backend=flash"]),
     ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16"]),
+    ("mixtral-8x7b", ["attention.backend=flash", "experts.kernels=sm90"]),
+    ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16", "experts.kernels=sm90"]),
     ("llama-3-8b", ["fp8.recipe=tensor", "recompute.spec=layernorm,mlp_act", "batch.accum=2", "model.hidden=1024", "model.heads=8"]),
     ("gpt2", ["fp8.recipe=tensor", "recompute.spec=layernorm,mlp_act", "model.hidden=1024", "model.heads=16", "model.kv_heads=16", "model.max_positions=4096"]),
 ]

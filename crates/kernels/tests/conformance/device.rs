@@ -129,14 +129,30 @@ fn interpreted(_dtype: DType) -> Option<Device> {
 /// The first GPU, on a machine that has one.
 #[cfg(feature = "cuda")]
 pub fn gpu(dtype: DType) -> Option<Device> {
+    on_gpu(dtype, KernelKind::Sm80)
+}
+
+/// The same with kernels for Hopper; none if it is another GPU.
+#[cfg(feature = "cuda")]
+pub fn gpu_of_hopper(dtype: DType) -> Option<Device> {
+    on_gpu(dtype, KernelKind::Sm90)
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(dtype: DType, kind: KernelKind) -> Option<Device> {
     use kernels::cuda::{CudaDevice, CudaDriver, device_count};
     device_count().ok().filter(|count| *count > 0)?;
     let device = CudaDevice::open(0).unwrap();
+    if kind == KernelKind::Sm90 && device.facts().capability != (9, 0) {
+        return None;
+    }
     let memory = Memory::device(device.clone());
     let driver = CudaDriver::new(&device).unwrap();
-    let kernels = Box::new(Cuda::new(driver, &memory, dtype).unwrap());
+    let kernels = Cuda::new(driver, &memory, dtype)
+        .unwrap()
+        .with_experts_by(kind);
     let name = format!("{} for {dtype:?}", device.facts().name);
-    Some(Device::new(name, memory, kernels))
+    Some(Device::new(name, memory, Box::new(kernels)))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -165,10 +165,13 @@ impl Product {
     }
 }
 
-impl Case for Product {
-    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let (rows, weights) = self.tensors();
-        let (rows, weights) = (rows.put(device), device.put(&weights));
+impl Product {
+    fn run_on(
+        &self,
+        device: &Device,
+        (rows, weights): &(HostRows, Host),
+    ) -> Result<Vec<Host>, KernelError> {
+        let (rows, weights) = (rows.put(device), device.put(weights));
         let offsets = device.put(&self.experts.offsets());
         let mut out = device.room(self.dtype, [self.experts.rows(), self.outputs]);
         let mut scratch = scratch(device, &[rows.rows()]);
@@ -181,6 +184,12 @@ impl Case for Product {
             offsets: offsets.view(),
         })?;
         Ok(vec![device.take(&out)])
+    }
+}
+
+impl Case for Product {
+    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
+        self.run_on(device, &self.tensors())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -231,12 +240,15 @@ impl Gradient {
     }
 }
 
-impl Case for Gradient {
-    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let (operands, earlier) = self.tensors();
-        let mut out = device.start(self.start, &earlier);
-        let [earlier, offsets] = [earlier, self.experts.offsets()].map(|host| device.put(&host));
-        let operands = operands.map(|rows| rows.put(device));
+impl Gradient {
+    fn run_on(
+        &self,
+        device: &Device,
+        (operands, earlier): &([HostRows; 2], Host),
+    ) -> Result<Vec<Host>, KernelError> {
+        let mut out = device.start(self.start, earlier);
+        let [earlier, offsets] = [earlier, &self.experts.offsets()].map(|host| device.put(host));
+        let operands = operands.each_ref().map(|rows| rows.put(device));
         let [dy, rows] = operands.each_ref().map(DeviceRows::rows);
         let mut scratch = scratch(device, &[dy, rows]);
         device.run(GroupedGradient {
@@ -248,6 +260,12 @@ impl Case for Gradient {
             init: self.start.init(&earlier),
         })?;
         Ok(vec![device.take(&out)])
+    }
+}
+
+impl Case for Gradient {
+    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
+        self.run_on(device, &self.tensors())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -369,6 +387,107 @@ fn kernels_for_hopper_emulated() {
         .chain(several_tiles_a_block(DType::BF16))
     {
         judge(case.as_ref(), &devices);
+    }
+}
+
+/// The kernels for Hopper, if there is one.
+#[cfg(feature = "cuda")]
+#[test]
+fn kernels_for_hopper_on_a_gpu() {
+    let Some(device) = crate::device::gpu_of_hopper(DType::BF16) else {
+        return;
+    };
+    not_finite_rows_stay_alone(&device, DType::BF16);
+    let devices = [device];
+    for case in cases(DType::BF16)
+        .into_iter()
+        .chain(several_tiles_a_block(DType::BF16))
+    {
+        judge(case.as_ref(), &devices);
+        let [first, again] = [0, 1].map(|_| run(case.as_ref(), &devices[0]));
+        assert!(first == again, "{case:?} has other bits when it runs again");
+    }
+    println!("kernels for Hopper: passed on {}", devices[0].name);
+}
+
+/// What is not finite stays in its rows, and in the gradient of its expert: neighbours in a tile keep their bits.
+pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
+    // Experts end within tiles, and the third has the rows of 7 to 19.
+    let experts = Experts(vec![0, 7, 12, 150]);
+    let product = Product {
+        dtype,
+        experts: experts.clone(),
+        rows: Rows::InOrder,
+        inner: 72,
+        outputs: 40,
+        by_columns: false,
+    };
+    let gradient = Gradient {
+        dtype,
+        gradient: DType::F32,
+        start: Start::Overwrite,
+        experts,
+        rows: [Rows::InOrder; 2],
+        inner: 40,
+        outputs: 72,
+    };
+    let spoilt = |rows: HostRows, value: f64| {
+        let (dims, mut values) = (rows.x.dims, rows.x.values());
+        values[7 * dims[1]..19 * dims[1]].fill(value);
+        HostRows {
+            x: Host::new(dtype, dims, values),
+            table: None,
+        }
+    };
+    let apart = |host: &Host, part: Range<usize>| {
+        let row = host.bytes.len() / host.dims[0];
+        let [before, after] = [0..part.start, part.end..host.dims[0]];
+        [before, after].map(|rows| host.bytes[rows.start * row..rows.end * row].to_vec())
+    };
+    for value in [f64::NAN, f64::INFINITY] {
+        let run = |(x, weights): (HostRows, Host)| {
+            product.run_on(device, &(x, weights)).unwrap().remove(0)
+        };
+        let (x, weights) = product.tensors();
+        let [found, clean] = [run((spoilt(x, value), weights)), run(product.tensors())];
+        assert!(
+            apart(&found, 7..19) == apart(&clean, 7..19),
+            "{value} on {}",
+            device.name
+        );
+        assert!(
+            found.values()[7 * 40..19 * 40]
+                .iter()
+                .all(|sum| !sum.is_finite())
+        );
+        let run = |operands| gradient.run_on(device, &operands).unwrap().remove(0);
+        let ([dy, x], earlier) = gradient.tensors();
+        let [found, clean] = [
+            run(([dy, spoilt(x, value)], earlier)),
+            run(gradient.tensors()),
+        ];
+        assert!(
+            apart(&found, 2..3) == apart(&clean, 2..3),
+            "{value} on {}",
+            device.name
+        );
+        assert!(
+            found.values()[2 * 40 * 72..3 * 40 * 72]
+                .iter()
+                .all(|sum| !sum.is_finite())
+        );
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_in_its_rows() {
+    for dtype in DTYPES {
+        for device in computing(dtype)
+            .into_iter()
+            .chain([emulating_hopper(dtype)])
+        {
+            not_finite_rows_stay_alone(&device, dtype);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::device::{Device, interpreting};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted, texts_on_hopper};
 use crate::{DTYPES, fp8, grouped_products, largest, layer_norm, rms_norm, swiglu};
 use kernels::cuda::KernelKind;
+use memory::DType;
 use ptx::PtxTexts;
 use std::sync::Arc;
 
@@ -47,6 +48,14 @@ fn as_it_is() {
 #[test]
 fn products_of_experts() {
     conform(&TEXTS_ON_HOPPER, true, OF_EXPERTS);
+}
+
+#[test]
+fn rows_that_are_not_finite() {
+    let (memory, kernels) = interpreting(&TEXTS_ON_HOPPER, DType::BF16);
+    let kernels = Box::new(kernels.with_experts_by(KernelKind::Sm90));
+    let device = Device::new("interpreted PTX of Hopper", memory, kernels);
+    grouped_products::not_finite_rows_stay_alone(&device, DType::BF16);
 }
 
 /// A device whose instruction makes other codes: of the other format.

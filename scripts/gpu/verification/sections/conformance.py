@@ -8,7 +8,7 @@ from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 # The kernels that a test is about: of the same name, but for these.
 OTHER_KERNELS = {
     "scaled_mm": (*kernels("fp8", "matmul"), *PRODUCTS), "rms_norm": (*kernels("rms_norm"), *NORM_BACKWARD), "layer_norm": (*kernels("layer_norm"), *NORM_BACKWARD),
-    "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "experts"), "adamw": kernels("adamw", "columns"),
+    "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "grouped_matmul_sm90", "experts"), "adamw": kernels("adamw", "columns"),
     "matmul": (*kernels("matmul"), *PRODUCTS), "gram": kernels("muon", "matmul"), "cached_attention": (*kernels("cache"), *ATTENTION),
 }
 # Those that matter most first.

@@ -11,7 +11,7 @@ IS_SPEED = True
 # Of each family the names that `kernel_times` knows, and their sources.
 FAMILIES = {
     "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
-    "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "experts")),
+    "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "grouped_matmul_sm90", "experts")),
     "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), (*kernels("matmul", "fp8"), *PRODUCTS)),
     "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
     "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),
@@ -48,7 +48,8 @@ def ours(place, found, case, rows):
     place.kernels.extend(records)
     rows.extend(row(record, None) for record in records)
     times = [record for record in records if "us" in record]
-    found.figures.update({f"{record['kernel']}, {record['model']}, us": round(record["us"], 1) for record in times})
+    # The fastest kind, if there are several.
+    found.figures.update({f"{record['kernel']}, {record['model']}, us": round(best(times, record)["us"], 1) for record in times})
     judge(ended)
     require(times, "kernel_times timed nothing")
 

@@ -6,7 +6,7 @@
 //!
 //! A time is the median of 20 after 3 that do not count, each with an emptied cache, on random data. FLOPs and bytes are the
 //! operation's own least cost ([`kernels::Cost`]), where those of FP8 count half. NVML tells clock and power right after; power is a
-//! mean of up to a second. A case is a kernel and a model; NAME is that of either, or both: `rms_norm/llama-3-8b`. A variant is a
+//! mean of up to a second. Operations that have other kernels for Hopper are timed by both kinds. A case is a kernel and a model; NAME is that of either, or both: `rms_norm/llama-3-8b`. A variant is a
 //! kernel with the threads and the dynamic shared memory of a block. `--list` needs no GPU. `--tiny` has small shapes, for an
 //! emulated GPU.
 
@@ -16,13 +16,14 @@ mod operands;
 mod table;
 mod timing;
 
-use models::MODELS;
+use kernels::cuda::KernelKind;
+use models::{MODELS, ModelShapes};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::Write;
 use std::time::{Duration, Instant};
-use table::TABLE;
-use timing::{Bench, list};
+use table::{Build, TABLE};
+use timing::{Bench, ListedCase, list};
 
 const USAGE: &str = "kernel_times [--json] [--case NAME]... [--seconds S] [--list] [--tiny]";
 
@@ -91,24 +92,23 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
                 continue;
             }
             let model = if arguments.tiny { model.tiny() } else { *model };
-            let Some(listed) = list(*build, &model)? else {
-                continue;
-            };
-            let mut record = json!({"kernel": kernel, "model": model.name, "shape": listed.sizes});
-            let figures = match &mut bench {
-                None => json!({"flops": listed.cost.flops, "bytes": listed.cost.bytes}),
-                // One that this GPU does not have is no reason to time no other.
-                Some(bench) => (bench.measure(&listed, *build, &model))
-                    .unwrap_or_else(|error| json!({"refused": error.to_string()})),
-            };
-            if let (Value::Object(record), Value::Object(figures)) = (&mut record, figures) {
-                record.extend(figures);
+            for (kind, listed) in by_kinds(*build, &model)? {
+                let mut record = json!({"kernel": kernel, "model": model.name, "shape": listed.sizes, "kind": kind});
+                let figures = match &mut bench {
+                    None => json!({"flops": listed.cost.flops, "bytes": listed.cost.bytes}),
+                    // One that this GPU does not have is no reason to time no other.
+                    Some(bench) => (bench.measure(&listed, *build, &model, kind))
+                        .unwrap_or_else(|error| json!({"refused": error.to_string()})),
+                };
+                if let (Value::Object(record), Value::Object(figures)) = (&mut record, figures) {
+                    record.extend(figures);
+                }
+                match arguments.json {
+                    true => writeln!(stdout, "{record}")?,
+                    false => writeln!(stdout, "{}", row(&record, done == 0))?,
+                }
+                done += 1;
             }
-            match arguments.json {
-                true => writeln!(stdout, "{record}")?,
-                false => writeln!(stdout, "{}", row(&record, done == 0))?,
-            }
-            done += 1;
         }
     }
     if left > 0 {
@@ -118,6 +118,20 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         return Err("no case has this name; --list has them all".into());
     }
     Ok(())
+}
+
+/// A case, and where there are other kernels for Hopper, the same by these.
+fn by_kinds(
+    build: Build,
+    model: &ModelShapes,
+) -> Result<Vec<(KernelKind, ListedCase)>, Box<dyn Error>> {
+    let mut cases: Vec<(KernelKind, ListedCase)> = Vec::new();
+    for kind in [KernelKind::Sm80, KernelKind::Sm90] {
+        let listed = list(build, model, kind)?;
+        cases.extend(listed.map(|listed| (kind, listed)));
+    }
+    cases.dedup_by(|later, first| later.1.kernels() == first.1.kernels());
+    Ok(cases)
 }
 
 /// A line of the table, after its head if it is the first.

@@ -3,7 +3,7 @@
 use crate::models::ModelShapes;
 use crate::operands::{CaseTensors, CudaKernels};
 use crate::table::Build;
-use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, Listing, pci_bus_id};
+use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, KernelKind, Listing, pci_bus_id};
 use kernels::{AbsMax, Copy, Cost, Fill, KernelError, Queue};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use nvml_wrapper::enum_wrappers::device::Clock;
@@ -23,11 +23,22 @@ pub struct ListedCase {
     bytes: u64,
 }
 
-/// None where the model has no such operation.
-pub fn list(build: Build, model: &ModelShapes) -> Result<Option<ListedCase>> {
+impl ListedCase {
+    /// What it launches, by name; none for a product of the library.
+    pub fn kernels(&self) -> Vec<Option<&str>> {
+        let name = |call: &Call| match call {
+            Call::Launch { kernel, .. } => Some(kernel.name),
+            _ => None,
+        };
+        self.calls.iter().map(name).collect()
+    }
+}
+
+/// An operation by kernels of a kind; none where the model has no such operation.
+pub fn list(build: Build, model: &ModelShapes, kind: KernelKind) -> Result<Option<ListedCase>> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(0, &memory);
-    let kernels = Cuda::new(listing.clone(), &memory, DType::BF16)?;
+    let kernels = Cuda::new(listing.clone(), &memory, DType::BF16)?.with_experts_by(kind);
     let before = memory.live_bytes();
     let operands = CaseTensors::new(&memory, None);
     let Some(operation) = build(model, &operands) else {
@@ -49,6 +60,7 @@ pub struct Bench {
     device: Rc<CudaDevice>,
     memory: Memory,
     gpu: Rc<CudaKernels>,
+    gpu_of_hopper: Rc<CudaKernels>,
     /// How often an operation runs before it is timed, and how often then.
     rounds: [usize; 2],
     written: Buffer,
@@ -63,13 +75,16 @@ impl Bench {
     pub fn open(rounds: [usize; 2], copied: usize) -> Result<Bench> {
         let device = CudaDevice::open(0)?;
         let memory = Memory::device(device.clone());
-        let gpu = Cuda::new(CudaDriver::new(&device)?, &memory, DType::BF16)?;
+        let gpu =
+            || -> Result<_> { Ok(Cuda::new(CudaDriver::new(&device)?, &memory, DType::BF16)?) };
+        let [gpu, gpu_of_hopper] = [gpu()?, gpu()?.with_experts_by(KernelKind::Sm90)].map(Rc::new);
         let twice = 2 * device.facts().l2_bytes as usize / DType::F32.size_in_bytes();
         let [written, read, largest, mut to, from] =
             [twice, twice, 1, copied, copied].map(|elements| lease(&memory, elements));
         let mut bench = Bench {
             nvml: watched(),
-            gpu: Rc::new(gpu),
+            gpu,
+            gpu_of_hopper,
             device,
             rounds,
             written: written?,
@@ -79,7 +94,7 @@ impl Bench {
             memory,
         };
         let (to, from) = (to.as_mut().map_err(|error| error.clone())?, from?);
-        let [us, _] = bench.us(&mut |gpu| {
+        let [us, _] = bench.us(KernelKind::Sm80, &mut |gpu| {
             let (out, x) = (to.view_mut(), from.view());
             gpu.run(Copy { out, x })
         })?;
@@ -87,12 +102,13 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Times an operation that a model has.
+    /// Times an operation that a model has, by kernels of a kind.
     pub fn measure(
         &mut self,
         listed: &ListedCase,
         build: Build,
         model: &ModelShapes,
+        kind: KernelKind,
     ) -> Result<Value> {
         // Some memory is left for what the driver and cuBLASLt load.
         let (needed, room) = (listed.bytes, self.device.memory_bytes()?.free / 10 * 9);
@@ -103,7 +119,7 @@ impl Bench {
         // Fills the tensors.
         build(model, &operands);
         operands.rewind()?;
-        let [us, min_us] = self.us(&mut |gpu| {
+        let [us, min_us] = self.us(kind, &mut |gpu| {
             gpu.run(build(model, &operands).expect("the model has it"))?;
             operands.rewind()
         })?;
@@ -148,9 +164,14 @@ impl Bench {
     /// The median and the least of some times. What empties the cache takes longer than the launch, so no time has one in it.
     fn us(
         &mut self,
+        kind: KernelKind,
         work: &mut dyn FnMut(&CudaKernels) -> std::result::Result<(), KernelError>,
     ) -> Result<[f64; 2]> {
         let [untimed, timed] = self.rounds;
+        let gpu = match kind {
+            KernelKind::Sm80 => &self.gpu,
+            KernelKind::Sm90 => &self.gpu_of_hopper,
+        };
         let mut times = Vec::new();
         for round in 0..untimed + timed {
             // Writes as much as the cache holds twice, and reads as much elsewhere: nothing is left that would have to be written
@@ -159,7 +180,7 @@ impl Bench {
             self.gpu.run(Fill { out, value })?;
             let (out, x) = (self.largest.view_mut(), self.read.view());
             self.gpu.run(AbsMax { out, x })?;
-            let time = self.device.timed(Queue::Compute, || work(&self.gpu))?;
+            let time = self.device.timed(Queue::Compute, || work(gpu))?;
             if round >= untimed {
                 times.push(1e6 * time.as_secs_f64());
             }

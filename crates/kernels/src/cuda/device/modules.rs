@@ -33,6 +33,11 @@ struct Source {
 const EMBEDDED: Embedded = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 impl Source {
+    /// Whether it has instructions of Hopper alone, and so code for no other GPU: as `crates/nvrtc` says.
+    fn is_for_hopper_alone(&self) -> bool {
+        self.name.ends_with("_sm90")
+    }
+
     /// What a GPU takes of it: the latest machine code for its major compute capability, or else PTX.
     fn choose(&self, capability: (i32, i32)) -> Option<&'static Image> {
         let fitting = self
@@ -54,14 +59,21 @@ pub(super) fn code_for(capability: (i32, i32)) -> Option<Code> {
     source.choose(capability).map(Image::code)
 }
 
-/// What this binary has of every kernel, read from the embedded code itself: `sm_90` is machine code for compute
-/// capability 9.0, `compute_80 ptx 8.8` what the driver of another GPU compiles.
+/// What this binary has of its kernels, read from the embedded code itself: `sm_90` is machine code for compute
+/// capability 9.0, `sm_90a` that of kernels with instructions of 9.0 alone, `compute_80 ptx 8.8` what the driver of another GPU compiles.
 pub fn carried() -> Vec<String> {
     let mut carried = Vec::new();
-    for image in EMBEDDED.sources.iter().flat_map(|source| source.images) {
-        let name = image.code().to_string();
-        if !carried.contains(&name) {
-            carried.push(name);
+    for source in EMBEDDED.sources {
+        let own = if source.is_for_hopper_alone() {
+            "a"
+        } else {
+            ""
+        };
+        for image in source.images {
+            let name = format!("{}{own}", image.code());
+            if !carried.contains(&name) {
+                carried.push(name);
+            }
         }
     }
     carried
@@ -309,20 +321,13 @@ fn load(image: &[u8]) -> Result<sys::CUmodule, (DriverError, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EMBEDDED, Source, carried, toolkit_version};
+    use super::{EMBEDDED, carried, ptx, ptx_on_hopper, toolkit_version};
     use crate::cuda::device::driver::ARGUMENTS_MAX;
-
-    /// The PTX of a source.
-    fn ptx(source: &Source) -> String {
-        let image = source.images.last().unwrap();
-        assert!(image.code().to_string().starts_with("compute_"));
-        String::from_utf8(image.bytes()).unwrap()
-    }
 
     /// Counts what PTX lists: a kernel is `.entry name(.param .u64 name_param_0, ...)`.
     #[test]
     fn a_launch_has_room_for_the_arguments_of_every_kernel() {
-        let texts: Vec<String> = EMBEDDED.sources.iter().map(ptx).collect();
+        let texts: Vec<String> = ptx().chain(ptx_on_hopper()).map(|(_, text)| text).collect();
         let most = texts
             .iter()
             .flat_map(|text| text.split(".entry").skip(1))
@@ -336,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_is_embedded_for_every_kind_of_gpu_and_for_others() {
+    fn every_source_is_embedded_for_every_kind_of_gpu_and_for_others_or_for_hopper_alone() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels");
         let files = std::fs::read_dir(folder)
             .unwrap()
@@ -350,20 +355,30 @@ mod tests {
         assert_eq!(embedded, names);
         let carried = carried();
         assert_eq!(carried[..4], ["sm_80", "sm_90", "sm_100", "sm_120"]);
+        assert_eq!(carried[5..], ["sm_90a"]);
         for source in EMBEDDED.sources {
             let images = source.images.iter().map(|image| image.code().to_string());
-            assert_eq!(images.collect::<Vec<_>>(), carried, "{}", source.name);
+            let expected = match source.is_for_hopper_alone() {
+                true => &carried[1..2],
+                false => &carried[..5],
+            };
+            assert_eq!(images.collect::<Vec<_>>(), expected, "{}", source.name);
             assert!(!source.kernels.is_empty(), "{}", source.name);
-            assert!(ptx(source).ends_with('\0'), "{}", source.name);
         }
+        let on_hopper = ptx_on_hopper().find(|(name, _)| *name == "grouped_matmul_sm90");
+        assert!(on_hopper.unwrap().1.contains(".target sm_90a"));
+        assert!(ptx().all(|(name, text)| text.ends_with('\0') && !name.ends_with("_sm90")));
     }
 
     /// With the toolkit of `scripts/cuda-toolkit`, drivers of CUDA 12 run all that the binary has: PTX 8.8 is that of
     /// CUDA 12.9.
     #[test]
     fn ptx_is_no_newer_than_its_toolkit() {
-        let ptx = carried().pop().unwrap();
-        let version = ptx.strip_prefix("compute_80 ptx ").unwrap();
+        let carried = carried();
+        let mut versions = carried
+            .iter()
+            .filter_map(|name| name.strip_prefix("compute_80 ptx "));
+        let version = versions.next().unwrap();
         match toolkit_version() {
             12080 => assert_eq!(version, "8.7"),
             12090 => assert_eq!(version, "8.8"),

@@ -198,7 +198,14 @@ fn the_doctor_sees_it() {
         (&"Stand-in GPU".into(), &"9.0".into())
     );
     assert_eq!(gpu["memory"]["total"], 80u64 << 30);
-    let carried = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80 ptx 8.8"];
+    let carried = [
+        "sm_80",
+        "sm_90",
+        "sm_100",
+        "sm_120",
+        "compute_80 ptx 8.8",
+        "sm_90a",
+    ];
     assert_eq!(machine["carries"], serde_json::json!(carried));
     assert!(gpu["bf16"]["gemm_tflops"].as_f64().unwrap() > 0.0);
 }
