@@ -51,6 +51,9 @@ pub struct TrainerState {
     /// The algorithms of matrix products, on CUDA; none in checkpoints from before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// The kind of kernels that computed products of experts, on CUDA; none without experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_kernels: Option<String>,
     /// Whether each byte of a text is a token. If there is a tokenizer, its files define the tokens.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_bytes: bool,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The form of `metrics.jsonl`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-pub const METRICS_SCHEMA_VERSION: u32 = 2;
+pub const METRICS_SCHEMA_VERSION: u32 = 3;
 
 /// The first line: what runs, and where.
 #[derive(Clone, Debug, Serialize)]
@@ -43,6 +43,12 @@ pub struct RunRecord {
     /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// Which of our CUDA kernels compute attention: `sm80`, those for compute capability 8.0 and later; none on the CPU.
+    pub attention_kernels: Option<&'static str>,
+    /// Which of them compute products of experts: `sm80`, or `sm90`, those for 9.0 alone; none on the CPU and without experts.
+    pub experts_kernels: Option<&'static str>,
+    /// Why those for 9.0 were given up, if they were.
+    pub kernels_given_up: Option<String>,
     /// Whether micro-batches after the first of a step are CUDA graphs, where the driver allows it.
     pub graphs: bool,
     /// Why not, if not.

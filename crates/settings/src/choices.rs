@@ -111,6 +111,18 @@ impl From<Attention> for AttentionBackend {
 }
 
 choices! {
+    /// Which of the kernels for CUDA compute an operation that has several kinds.
+    KernelChoice {
+        /// Those for 9.0 on a GPU of this compute capability, else those for 8.0.
+        Auto = "auto",
+        /// Those for compute capability 8.0 and later.
+        Sm80 = "sm80",
+        /// Those for compute capability 9.0 alone.
+        Sm90 = "sm90",
+    }
+}
+
+choices! {
     /// Whether a device launches the calls of a step's later micro-batches together.
     Graphs {
         /// If possible.

@@ -2,7 +2,7 @@
 
 use super::choices::{
     AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
-    Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,
+    Graphs, HostPlace, KernelChoice, Objective, OptimizerPlace, RankEngine, Release,
 };
 use super::device::Device;
 use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
@@ -373,6 +373,17 @@ keys! {
         backend: AttentionBackend = key(Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
             .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on.")
             .flag("--attention", "auto|eager|flash", MEMORY),
+        kernels: KernelChoice = key(Kind::Choice(KernelChoice::NAMES), "\"auto\"", "Which of our CUDA kernels compute it")
+            .details("There are those for compute capability 8.0 and later alone: sm90 is refused.")
+            .marks(&[ComparedApart]).needs(need::GPU),
+    }
+
+    /// `[experts]`
+    experts: ExpertProductsConfig {
+        kernels: KernelChoice = key(Kind::Choice(KernelChoice::NAMES), "\"auto\"", "Which of our CUDA kernels compute products of experts in bf16")
+            .details("sm90 has instructions of compute capability 9.0 (H100, H200), sm80 runs from 8.0 on. auto takes sm90 on GPUs of 9.0. \
+                      Memory is the same; sums are in another order, so last bits differ.")
+            .marks(&[ComparedApart]).needs(need::BF16_EXPERTS).needs(need::GPU),
     }
 
     /// `[offload]`

@@ -19,6 +19,7 @@ mod error;
 mod fp8;
 mod hints;
 mod homes;
+mod kernel_choice;
 mod key;
 pub mod keys;
 pub mod kind;
@@ -46,16 +47,17 @@ mod unknown;
 pub use attention::{auto_attention, check_shared_memory};
 pub use choices::{
     AttentionBackend, AutoOr, BaseType, DpoLoss, FloatType, Fp8Gradients, Fp8Recipe, Fp8Weights,
-    Graphs, HostPlace, Objective, OptimizerPlace, RankEngine, Release,
+    Graphs, HostPlace, KernelChoice, Objective, OptimizerPlace, RankEngine, Release,
 };
 pub use completed::{Completed, FolderModel};
 pub use device::{Device, DeviceError};
 pub use error::{ConfigError, Result};
+pub use kernel_choice::{check_kernels, kernels_of_experts, latest_kind};
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
-    EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
-    OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
+    EvalConfig, ExpertProductsConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig,
+    MemoryConfig, OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 pub use lora::BaseStorage;
 pub use pipeline::Pipeline;

@@ -1,6 +1,7 @@
 //! The feature that a key needs. Without it, the key has no effect.
 
 use super::choices::{BaseType, FloatType, Fp8Recipe, Objective};
+use super::device::Device;
 use super::error::ConfigError;
 use super::key::Key;
 use super::schedule::PipelineSchedule;
@@ -81,6 +82,9 @@ mod rows {
     pub(crate) const MOMENTS: Need = need(|run, _| run.optim.kind != OptimizerKind::Adafactor, Warning("--optimizer adamw and muon"));
     pub(crate) const EIGHT_BITS: Need = need(|run, _| run.optim.state_dtype == MomentFormat::Quantised, Warning("--state-dtype 8bit"));
     pub(crate) const BF16_WEIGHTS: Need = need(|run, _| run.dtype() == FloatType::Bf16, Warning("bf16 weights (--dtype bf16)"));
+    pub(crate) const GPU: Need = need(|run, _| run.device() != Device::Cpu, Warning("--device cuda"));
+    pub(crate) const BF16_EXPERTS: Need = need(|run, _| run.model.experts.is_some() && run.dtype() == FloatType::Bf16,
+        Warning("experts in bf16"));
     pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4)),
         Warning("--base-dtype 8bit and nf4"));
     pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),

@@ -11,6 +11,7 @@ use model::MegatronFlags;
 use super::choices::{AUTO, AutoOr, FloatType, Release};
 use super::device::Device;
 use super::error::refused;
+use super::kernel_choice::check_kernels;
 use super::load::{self, Override, Source};
 use super::size::Size;
 use super::{Config, check, preset};
@@ -295,6 +296,9 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     };
     if let (Some(local), Some(_)) = (resolved.given.local_rank, resolved.config.rank) {
         resolved.config.train.device = Some(resolved.device().of_rank(local));
+    }
+    if task != Task::Init && resolved.device() == Device::Cpu {
+        check_kernels(&resolved.config, None)?;
     }
     Ok(resolved)
 }

@@ -8,8 +8,8 @@ use super::choices::{AUTO, FloatType};
 use super::device::Device;
 use super::keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,
-    EvalConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig, MemoryConfig,
-    OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
+    EvalConfig, ExpertProductsConfig, Fp8Config, HardwareConfig, LogConfig, LoraConfig, LrConfig,
+    MemoryConfig, OffloadConfig, OptimConfig, ParallelConfig, RecomputeConfig, TrainConfig,
 };
 use memory::Rank;
 
@@ -42,6 +42,8 @@ pub struct Config {
     pub recompute: RecomputeConfig,
     /// The implementation of attention.
     pub attention: AttentionConfig,
+    /// The implementation of products of experts.
+    pub experts: ExpertProductsConfig,
     /// What does not live on the device.
     pub offload: OffloadConfig,
     /// Evaluations during training.

@@ -1,27 +1,18 @@
 //! Finds, reads and writes the file of algorithms that `trainer tune` keeps for a GPU, and applies it to a run.
 
+use crate::caches;
 use crate::failure::{Failure, Result};
 use kernels::cuda::{Algorithms, CudaDevice, Gemm, TunedProduct};
 use kernels::{Target, workspace_bytes};
 use settings::{HEURISTIC, Settings};
-use std::ffi::OsString;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The file of algorithms for a GPU and its library, for all of a user's runs; none without a folder for caches.
 pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
-    let folder = |name| {
-        let value = std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
-        value.map(PathBuf::from)
-    };
-    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-    let plain = |letter: char| match letter.is_ascii_alphanumeric() {
-        true => letter.to_ascii_lowercase(),
-        false => '-',
-    };
-    let gpu: String = device.facts().name.chars().map(plain).collect();
+    let gpu = caches::plain(&device.facts().name);
     let name = format!("{gpu}-{}.json", device.library().version);
-    Some(caches.join("trainer").join("algorithms").join(name))
+    Some(caches::folder()?.join("algorithms").join(name))
 }
 
 /// Sets the algorithms of a device's products, once a device, and returns the run's choice for its records:
@@ -100,27 +91,6 @@ pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms
     let algorithms: Algorithms = serde_json::from_str(&text).map_err(|error| unfit(path, error))?;
     algorithms.check(device).map_err(|why| unfit(path, why))?;
     Ok(Some(algorithms))
-}
-
-/// Writes algorithms into a file. The file is never left half written.
-///
-/// # Errors
-/// [`Failure::File`].
-pub(crate) fn write(path: &Path, algorithms: &Algorithms) -> Result {
-    let text = serde_json::to_string_pretty(algorithms);
-    let text = text.map_err(|error| Failure::Usage(error.to_string()))? + "\n";
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let written = || {
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|refused| refused.error)
-    };
-    written().map(drop).map_err(Failure::file(path))
 }
 
 fn unfit(path: &Path, why: impl ToString) -> Failure {

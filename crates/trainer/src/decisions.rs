@@ -3,10 +3,12 @@
 
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Result};
+use crate::kernel_kinds::KernelKinds;
 use crate::samples::{data_options, evaluation_rows, steps};
 use collectives::Group;
 use data::{Dataset, Inputs};
 use kernels::Target;
+use kernels::cuda::KernelKind;
 use planner::{
     AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, name_head_chunks, overhead_bytes,
 };
@@ -65,7 +67,7 @@ impl Decided {
 }
 
 /// Decides everything, and opens the run's device, for a rank if there is a group. `data` is what the run reads, where it is open: the
-/// number of steps follows from it if the length is given in epochs.
+/// number of steps follows from it if the length is given in epochs. `before` are the kernels of experts of the run that goes on.
 ///
 /// # Errors
 /// [`Failure`]: the data or the device cannot be opened, or nothing can be chosen.
@@ -73,13 +75,19 @@ pub(crate) fn on_device(
     command: &Completed,
     data: Option<&Dataset>,
     group: Option<Arc<dyn Group>>,
+    before: Option<KernelKind>,
 ) -> Result<(Decided, OpenDevice)> {
     let (mut config, attention) = without_device(command, data)?;
     let engine = group.as_deref().and_then(|group| group.on_device());
     // Rounded, so that choices do not differ between runs.
     config.engine_bytes =
         engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
-    let device = OpenDevice::in_group(config.device(), group)?;
+    // `tune` times no kernels of ours.
+    let kinds = match command.task {
+        Task::Tune => KernelKinds::default(),
+        _ => KernelKinds::decide(&config, before)?,
+    };
+    let device = OpenDevice::in_group(config.device(), group)?.taking(kinds);
     device.check_attention(&config)?;
     let decided = for_holder(command, config, attention, Holder::Device(&device))?;
     Ok((decided, device))

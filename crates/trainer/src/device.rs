@@ -1,6 +1,7 @@
 //! The device of a run, which is opened once, before anything is written.
 
 use crate::failure::{Failure, Result};
+use crate::kernel_kinds::KernelKinds;
 use collectives::{Alone, Group};
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
@@ -17,7 +18,7 @@ use units::Zero;
 use {
     crate::algorithms::use_algorithms,
     crate::job::long_wait,
-    kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
+    kernels::cuda::{Cuda, CudaDevice, CudaDriver, KernelKind, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
     planner::StepOnPaper,
@@ -32,7 +33,7 @@ pub(crate) enum OpenDevice {
     Cpu(Ranks),
     /// A GPU.
     #[cfg(feature = "cuda")]
-    Cuda(Rc<CudaDevice>, Ranks),
+    Cuda(Rc<CudaDevice>, Ranks, KernelKinds),
 }
 
 /// The engine that moves bytes between ranks; none for a process without ranks.
@@ -72,7 +73,7 @@ impl OpenDevice {
                 let opened = CudaDevice::open(index).map_err(refused)?;
                 let facts = opened.facts();
                 tracing::info!("{device} is {}", facts.name);
-                Ok(OpenDevice::Cuda(opened, ranks))
+                Ok(OpenDevice::Cuda(opened, ranks, KernelKinds::default()))
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda { .. } => Err(Failure::NoDevice {
@@ -87,7 +88,29 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => OpenDevice::Cpu(ranks),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => OpenDevice::Cuda(device, ranks),
+            OpenDevice::Cuda(device, _, kinds) => OpenDevice::Cuda(device, ranks, kinds),
+        }
+    }
+
+    /// The same device with kernels of these kinds.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(unused_variables, reason = "only a GPU has kernels of several kinds")
+    )]
+    pub(crate) fn taking(self, kinds: KernelKinds) -> OpenDevice {
+        match self {
+            OpenDevice::Cpu(ranks) => OpenDevice::Cpu(ranks),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, ranks, _) => OpenDevice::Cuda(device, ranks, kinds),
+        }
+    }
+
+    /// The kinds of its kernels.
+    pub(crate) fn kernel_kinds(&self) -> KernelKinds {
+        match self {
+            OpenDevice::Cpu(_) => KernelKinds::default(),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(.., kinds) => kinds.clone(),
         }
     }
 
@@ -105,7 +128,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => Memory::host(),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => Memory::device(device.clone()),
+            OpenDevice::Cuda(device, ..) => Memory::device(device.clone()),
         }
     }
 
@@ -131,7 +154,7 @@ impl OpenDevice {
                 })
             }
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => listed(device, settings),
+            OpenDevice::Cuda(device, ..) => listed(device, settings),
         }
     }
 
@@ -145,8 +168,8 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, &step.settings, memory)?)),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, ranks) => {
-                Ok(Box::new(rehearsed(device, ranks, step, memory)?))
+            OpenDevice::Cuda(device, ranks, kinds) => {
+                Ok(Box::new(rehearsed(device, ranks, step, memory, kinds)?))
             }
         }
     }
@@ -169,8 +192,8 @@ impl OpenDevice {
                 Ok(timed(cpu, memory, timings, timeline))
             }
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, ranks) => {
-                let cuda = rehearsed(device, ranks, step, memory)?;
+            OpenDevice::Cuda(device, ranks, kinds) => {
+                let cuda = rehearsed(device, ranks, step, memory, kinds)?;
                 Ok(timed(cuda, memory, timings, timeline))
             }
         }
@@ -181,7 +204,7 @@ impl OpenDevice {
     pub(crate) fn gpu(&self) -> Option<&Rc<CudaDevice>> {
         match self {
             OpenDevice::Cpu(_) => None,
-            OpenDevice::Cuda(device, _) => Some(device),
+            OpenDevice::Cuda(device, ..) => Some(device),
         }
     }
 
@@ -190,7 +213,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => None,
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => Some(&device.facts().name),
+            OpenDevice::Cuda(device, ..) => Some(&device.facts().name),
         }
     }
 
@@ -199,7 +222,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => Ok(None),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => Ok(Some(device.memory_bytes()?)),
+            OpenDevice::Cuda(device, ..) => Ok(Some(device.memory_bytes()?)),
         }
     }
 
@@ -282,7 +305,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => {
+            OpenDevice::Cuda(device, ..) => {
                 let facts = device.facts();
                 check_shared_memory(config, &facts.name, facts.shared_bytes_max as usize)
             }
@@ -298,7 +321,7 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu(_) => {}
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => wait_for(device, time),
+            OpenDevice::Cuda(device, ..) => wait_for(device, time),
         }
     }
 
@@ -309,7 +332,7 @@ impl OpenDevice {
                 tracing::warn!("log.nvtx has no effect: this run is on the processor")
             }
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => device.show_ranges(),
+            OpenDevice::Cuda(device, ..) => device.show_ranges(),
         }
     }
 
@@ -432,6 +455,7 @@ pub(crate) fn rehearsed(
     ranks: &Ranks,
     step: &DeviceStep,
     memory: &Memory,
+    kinds: &KernelKinds,
 ) -> Result<Kernels<Cuda<CudaDriver>>> {
     let DeviceStep {
         settings, calls, ..
@@ -445,7 +469,8 @@ pub(crate) fn rehearsed(
         None => CudaDriver::new(device)?,
         Some(group) => CudaDriver::in_group(device, group)?,
     };
-    let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
+    let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?
+        .with_experts_by(kinds.experts.unwrap_or(KernelKind::Sm80));
     let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
     if settings.fp8.is_some() && !cuda.check_conversion_to_fp8()? {

@@ -107,6 +107,9 @@ pub enum Failure {
     /// Products in FP8 are asked for, and the device has none.
     #[error("`fp8.recipe` asks for products in FP8, and {0}")]
     NoFp8(String),
+    /// Kernels are asked for that failed their trial.
+    #[error("experts.kernels is sm90, and {0}")]
+    Kernels(String),
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
@@ -248,6 +251,7 @@ impl Failure {
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
             | Failure::NoFp8(_)
+            | Failure::Kernels(_)
             | Failure::Device(_)
             | Failure::Disk(_)
             | Failure::Ranks(_)
@@ -330,6 +334,9 @@ impl Failure {
                 "leave --fp8 out, and products are in bf16; a resumed run goes on so with --fp8 off --allow-change"
                     .into(),
             ),
+            Failure::Kernels(_) => {
+                Some("with experts.kernels at auto or sm80, kernels for 8.0 compute the same sums".into())
+            }
             Failure::Disk(_) => Some(
                 "these files are scratch, and checkpoints are whole: look at the free space and the health of the disk, or \
                  name another folder, and go on from the last checkpoint with --resume latest"

@@ -8,6 +8,8 @@ mod adapters;
 mod algorithms;
 mod args;
 mod begin;
+#[cfg(feature = "cuda")]
+mod caches;
 mod checkpoints;
 pub mod cli;
 mod commands;
@@ -20,6 +22,9 @@ mod gpu_watch;
 mod initial_model;
 mod interrupt;
 mod job;
+mod kernel_kinds;
+#[cfg(feature = "cuda")]
+mod kernel_trial;
 mod key_flags;
 mod last_words;
 mod leftovers;
@@ -57,9 +62,14 @@ use memory::Rank;
 pub fn carry_out(cli: &Cli) -> Result<(), FailedCommand> {
     interrupt::outlive_file_size_limit()?;
     limits::allow_many_files();
+    #[cfg(feature = "cuda")]
+    kernel_trial::this_program_has_the_command();
     match &cli.command {
         None | Some(Command::Train(_)) => train(cli),
         Some(Command::Doctor(args)) => commands::doctor(args, launch()?.as_ref()),
+        // The process of a rank's trial is no rank.
+        #[cfg(feature = "cuda")]
+        Some(command @ Command::TryKernels(_)) => Ok(command.carry_out(None, || cli.resolve())?),
         Some(command) => Ok(command.carry_out(launch()?, || cli.resolve())?),
     }
 }

@@ -104,7 +104,7 @@ impl Trainer {
             ));
         }
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
-        let (resolved, device) = decisions::on_device(&command.of_steps_alone(), None, None)?;
+        let (resolved, device) = decisions::on_device(&command.of_steps_alone(), None, None, None)?;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let plan = Plan::new(&step.settings, device.target())?;
         let limit = limit(&resolved.config, &device)?;

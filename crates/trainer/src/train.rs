@@ -20,6 +20,8 @@ use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::job::{Begun, FailedCommand, Job, together};
+#[cfg(feature = "cuda")]
+use crate::kernel_kinds::try_before_ranks_meet;
 use crate::model_tokens::{ModelTokens, describe};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::stdout::print;
@@ -48,6 +50,10 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), F
     // `collectives.engine = "alone"` overrides the launcher.
     let launch = launch.filter(|_| resolved.config.rank.is_some());
     start_threads(resolved.config.train.threads)?;
+    #[cfg(feature = "cuda")]
+    if launch.is_some() {
+        try_before_ranks_meet(&resolved);
+    }
     let job = Job::start(&resolved.config, resolved.device(), launch)?;
     together(Rc::new(job), |job| train_in(job, resolved))
 }
@@ -55,6 +61,7 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), F
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result {
     job.compare(&rank_facts::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
+    let prepared = prepared.agree_on_kernels(job)?;
     job.compare(&prepared.facts(job)?)?;
     if job.size() > 1 {
         let seconds = prepared.seconds_on_paper().map_err(Failure::from);

@@ -47,8 +47,8 @@ pub use calls::{
 #[cfg(feature = "cuda")]
 pub use device::{
     Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Occupancy,
-    Rehearsal, TunedProduct, capability, carried, device_count, look_for_library, pci_bus_id, ptx,
-    ptx_on_hopper, separate_connections,
+    Rehearsal, TunedProduct, carried, device_count, device_facts, images, look_for_library,
+    pci_bus_id, ptx, ptx_on_hopper, separate_connections,
 };
 pub use driver::Driver;
 pub use flash::flash_shared_bytes;

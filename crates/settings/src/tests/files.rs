@@ -12,11 +12,11 @@ use crate::load::Source;
 use crate::schedule::PipelineSchedule;
 use crate::{
     AttentionBackend, AttentionConfig, AutoOr, BaseType, BatchConfig, CheckpointConfig,
-    CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig, FloatType,
-    Fp8Config, Fp8Gradients, Fp8Recipe, Fp8Weights, Graphs, HardwareConfig, HostPlace, LogConfig,
-    LoraConfig, LrConfig, MemoryConfig, Objective, OffloadConfig, OptimConfig, OptimizerPlace,
-    ParallelConfig, RankEngine, RecomputeConfig, Release, Size, TrainConfig, dotted, preset,
-    reference,
+    CollectivesConfig, Config, DataConfig, Device, DpoConfig, DpoLoss, EvalConfig,
+    ExpertProductsConfig, FloatType, Fp8Config, Fp8Gradients, Fp8Recipe, Fp8Weights, Graphs,
+    HardwareConfig, HostPlace, KernelChoice, LogConfig, LoraConfig, LrConfig, MemoryConfig,
+    Objective, OffloadConfig, OptimConfig, OptimizerPlace, ParallelConfig, RankEngine,
+    RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{
@@ -180,6 +180,10 @@ fn full() -> Config {
         },
         attention: AttentionConfig {
             backend: AttentionBackend::Flash,
+            kernels: KernelChoice::Sm80,
+        },
+        experts: ExpertProductsConfig {
+            kernels: KernelChoice::Sm90,
         },
         offload: OffloadConfig {
             optimizer: OptimizerPlace::Folder("scratch/states".into()),

@@ -15,6 +15,8 @@ mod report;
 mod schema;
 mod show;
 mod trained;
+#[cfg(feature = "cuda")]
+mod try_kernels;
 mod tune;
 
 use crate::args::{MeasuringArgs, RunArgs};
@@ -36,6 +38,9 @@ use report::ReportArgs;
 use schema::SchemaArgs;
 use settings::{ConfigError, Resolved, preset};
 use show::ShowArgs;
+
+#[cfg(feature = "cuda")]
+use {crate::kernel_trial, try_kernels::TryKernelsArgs};
 
 pub(crate) use doctor::doctor;
 
@@ -107,6 +112,10 @@ pub enum Command {
     ///
     /// Each such file says by its `schema_version` which version of the schema it follows.
     Schema(SchemaArgs),
+    /// Try kernels that only some GPUs have, for a run that has not opened its own yet
+    #[cfg(feature = "cuda")]
+    #[command(name = kernel_trial::COMMAND, hide = true)]
+    TryKernels(TryKernelsArgs),
 }
 
 impl Command {
@@ -138,6 +147,8 @@ impl Command {
             Command::Check(args) => check::check(args),
             Command::Show(args) => show::show(args),
             Command::Schema(args) => schema::schema(args),
+            #[cfg(feature = "cuda")]
+            Command::TryKernels(args) => try_kernels::try_kernels(args),
         }
     }
 
@@ -159,6 +170,8 @@ impl Command {
             Command::Check(_) => "check",
             Command::Show(_) => "show",
             Command::Schema(_) => "schema",
+            #[cfg(feature = "cuda")]
+            Command::TryKernels(_) => kernel_trial::COMMAND,
         }
     }
 

@@ -76,7 +76,7 @@ impl Operations {
 /// Makes some steps and prints the times of their operations.
 pub(crate) fn profile(command: &Completed) -> Result {
     let folder = trace_folder(command)?;
-    let (resolved, device) = decisions::on_device(command, None, None)?;
+    let (resolved, device) = decisions::on_device(command, None, None, None)?;
     let step = device.step(Settings::new(&resolved.config)?)?;
     let plan = Plan::new(&step.settings, device.target())?;
     let limit = limit(&resolved.config, &device)?;

@@ -6,6 +6,7 @@ use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Result};
 use crate::initial_model::read_model;
+use crate::kernel_kinds::KernelKinds;
 use crate::limits::refuse_inference_without_room;
 use crate::model_tokens::{ModelTokens, json};
 use crate::threads::start_threads;
@@ -167,7 +168,10 @@ impl Trained {
         settings: &Settings,
         plan: impl FnOnce(&Settings, Target) -> Result<InferencePlan, SessionError>,
     ) -> Result<(Inference, InferencePlan)> {
-        let device = OpenDevice::open(self.completed.device())?;
+        let completed = &self.completed;
+        let config = completed.decided(settings.seq);
+        let kinds = KernelKinds::decide(&config, None)?;
+        let device = OpenDevice::open(completed.device())?.taking(kinds);
         let plan = plan(settings, device.target())?;
         refuse_inference_without_room(&self.completed.config, &plan, device.target())?;
         device.warn_if_full(plan.reserved_bytes)?;

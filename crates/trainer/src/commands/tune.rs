@@ -16,14 +16,14 @@ use {
 
 /// Times the algorithms of a run's products, and prints the choice.
 pub(crate) fn tune(command: &Completed) -> Result {
-    let (resolved, device) = decisions::on_device(command, None, None)?;
+    let (resolved, device) = decisions::on_device(command, None, None, None)?;
     match &device {
         OpenDevice::Cpu(_) => Err(Failure::Usage(format!(
             "`trainer tune` times products on a GPU, and the device is {}; leave --device out, or name cuda",
             resolved.device()
         ))),
         #[cfg(feature = "cuda")]
-        OpenDevice::Cuda(gpu, _) => {
+        OpenDevice::Cuda(gpu, ..) => {
             let tuned = on_gpu::tune(gpu, &resolved, &Settings::new(&resolved.config)?)?;
             match resolved.options.json {
                 true => print_json(&tuned),

@@ -383,12 +383,12 @@ impl OfJob {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use fakes::Threads;
 
     /// The results of all ranks, if each runs `act` with its own job.
-    pub(super) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
+    pub(crate) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
         on_ranks_of(size, &ParallelConfig::default(), act)
     }
 

@@ -60,7 +60,9 @@ impl Prepared {
             tokens.check(&dataset)?;
         }
         let tokens = tokens.after(&dataset);
-        let (decided, device) = decisions::on_device(&command, Some(&dataset), job.group())?;
+        let before = resumed.as_ref().and_then(Resumed::kernels_of_experts);
+        let (decided, device) =
+            decisions::on_device(&command, Some(&dataset), job.group(), before)?;
         let beyond = beyond_context(&command, decided.config.data.seq);
         if let Some(beyond) = beyond.filter(|_| job.leads()) {
             tracing::warn!("{beyond}");
@@ -96,6 +98,17 @@ impl Prepared {
             plan,
             limit,
         })
+    }
+
+    /// Takes the kernels that all ranks take, and compares them with those of the run that goes on.
+    pub(super) fn agree_on_kernels(mut self, job: &Job) -> Result<Prepared> {
+        let kinds = self.device.kernel_kinds().of_all_ranks(job)?;
+        self.device = self.device.taking(kinds.clone());
+        let compared = match &mut self.resumed {
+            Some(resumed) => resumed.compare_kernels(&self.decided, &kinds),
+            None => Ok(()),
+        };
+        job.agree(compared).map(|()| self)
     }
 
     /// How long a step takes on paper.

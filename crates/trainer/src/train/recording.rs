@@ -4,6 +4,7 @@ use super::Run;
 use super::totals::StepInputs;
 use crate::failure::Result;
 use crate::job::long_wait;
+use kernels::cuda::KernelKind;
 use memory::GRANULARITY_BYTES;
 use model::UnderflowShare;
 use report::{
@@ -118,6 +119,7 @@ impl Run {
     }
 
     pub(super) fn run_record(&self) -> RunRecord {
+        let kinds = self.device.kernel_kinds();
         RunRecord {
             schema_version: METRICS_SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION"),
@@ -131,6 +133,9 @@ impl Run {
             untracked_host_bytes_max: self.device.untracked_host_bytes_max()
                 + self.plan.host_beside_bytes(),
             algorithms: self.plan.algorithms.clone(),
+            attention_kernels: kinds.attention.map(KernelKind::name),
+            experts_kernels: kinds.experts.map(KernelKind::name),
+            kernels_given_up: kinds.given_up,
             graphs: self.plan.graphs,
             graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),

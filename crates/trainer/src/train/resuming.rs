@@ -5,14 +5,16 @@ use crate::checkpoints::{newest_if_any, newest_together};
 use crate::decisions::Decided;
 use crate::failure::{Failure, Result};
 use crate::job::Job;
+use crate::kernel_kinds::KernelKinds;
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use collectives::Alone;
 use data::{Batches, Dataset, Position};
 use files::Disk;
+use kernels::cuda::KernelKind;
 use memory::Rank;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, Given, HEURISTIC, Resolved, Resume, resolve};
+use settings::{Config, Given, HEURISTIC, KernelChoice, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -127,6 +129,39 @@ impl Resumed {
             return Ok(());
         }
         Err(Failure::Changed(self.changes.clone()))
+    }
+
+    /// The kernels that computed products of experts on CUDA: those for 8.0 before there were others.
+    pub(super) fn kernels_of_experts(&self) -> Option<KernelKind> {
+        let state = self.state();
+        let Some(name) = &state.experts_kernels else {
+            return state.algorithms.as_ref().map(|_| KernelKind::Sm80);
+        };
+        let mut kinds = [KernelKind::Sm80, KernelKind::Sm90].into_iter();
+        kinds.find(|kind| kind.name() == name)
+    }
+
+    /// Refuses kernels that the configuration names, and that compute other bits than the run had, unless changes are allowed. Where the
+    /// choice is left open, and the GPU does not run the same ones, this is only said.
+    pub(super) fn compare_kernels(&mut self, decided: &Decided, kinds: &KernelKinds) -> Result {
+        let (Some(had), Some(has)) = (self.kernels_of_experts(), kinds.experts) else {
+            return Ok(());
+        };
+        if had == has {
+            return Ok(());
+        }
+        let change = format!("experts.kernels: {had} before, {has} now");
+        self.changes.push(change.clone());
+        if decided.config.experts.kernels == KernelChoice::Auto {
+            tracing::warn!(
+                "{change}: they add up in another order, so last bits differ from those of before"
+            );
+            return Ok(());
+        }
+        match decided.options.allow_change {
+            true => Ok(()),
+            false => Err(Failure::Changed(vec![change])),
+        }
     }
 
     /// The configuration in the checkpoint.

@@ -167,6 +167,11 @@ impl Run {
                 master: optim.master.to_string(),
             },
             algorithms: self.plan.algorithms.clone(),
+            experts_kernels: self
+                .device
+                .kernel_kinds()
+                .experts
+                .map(|kind| kind.to_string()),
             reads_bytes: self.reads_bytes,
             origin_dtype: self.saver.origin_dtype.clone(),
             ranks,

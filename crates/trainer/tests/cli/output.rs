@@ -88,7 +88,7 @@ fn help_and_version_are_data() {
     assert!(long.starts_with(&format!("{version} (commit ")), "{long}");
     let features = long.lines().nth(1).unwrap();
     assert!(features.starts_with("features: candle, "), "{long}");
-    let has_cuda = features.ends_with(", cuda, text, tokenizers");
+    let has_cuda = features.contains(", cuda, ");
     assert_eq!(has_cuda, cfg!(feature = "cuda"), "{long}");
 }
 

@@ -379,3 +379,24 @@ fn strategies_go_with_the_specifications_of_single_layers() {
         assert_eq!(none(&plan), plan["peak_bytes"]);
     }
 }
+
+/// Kinds of kernels lease the same memory. That the key counts shows where a device runs none of a kind.
+#[test]
+fn plans_are_the_same_for_every_kind_of_kernels() {
+    let place = Workplace::new();
+    let plan = "plan --json --config tiny-moe --dtype bf16";
+    let plain = place.trainer(plan).succeeds();
+    for set in [
+        "experts.kernels=sm80",
+        "experts.kernels=sm90",
+        "attention.kernels=sm80",
+    ] {
+        let other = place.trainer(&format!("{plan} --set {set}")).succeeds();
+        assert_eq!(
+            (&other.stdout, &other.stderr),
+            (&plain.stdout, &plain.stderr)
+        );
+    }
+    let nowhere = format!("{plan} --set experts.kernels=sm90 --device cpu");
+    place.trainer(&nowhere).fails(2, &["experts.kernels"]);
+}

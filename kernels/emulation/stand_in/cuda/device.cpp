@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
+#include <sys/file.h>
 
 namespace stand_in {
 
@@ -62,6 +64,19 @@ static void note_connections() {
     if (!path.empty()) {
         std::ofstream(path, std::ios::app) << setting("CUDA_DEVICE_MAX_CONNECTIONS", "8") << '\n';
     }
+}
+
+// Whether this process may have a context on a device: where STAND_IN_EXCLUSIVE names a file, one process at a time may, as in the
+// compute mode EXCLUSIVE_PROCESS. The lock goes with the process.
+static bool may_enter(CUdevice device) {
+    static std::vector<bool> entered(contexts().size());
+    const std::string path = setting("STAND_IN_EXCLUSIVE", "");
+    if (path.empty() || entered[size_t(device)]) {
+        return true;
+    }
+    const int file = open((path + std::to_string(device)).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    entered[size_t(device)] = file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0;
+    return entered[size_t(device)];
 }
 
 // Whether there is such a device.
@@ -145,6 +160,7 @@ extern "C" CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribut
 
 extern "C" CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     STAND_IN_ENTER(check(device));
+    STAND_IN_CHECK(may_enter(device) ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE);
     *context = &contexts()[size_t(device)];
     (*context)->retained++;
     return CUDA_SUCCESS;

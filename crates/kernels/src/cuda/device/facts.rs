@@ -49,16 +49,13 @@ pub fn device_count() -> Result<usize> {
     Ok(count.max(0) as usize)
 }
 
-/// Compute capability of a GPU, major and minor. Takes no memory of the GPU.
+/// What a GPU is. Takes no memory of the GPU.
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.
-pub fn capability(index: usize) -> Result<(i32, i32)> {
+pub fn device_facts(index: usize) -> Result<DeviceFacts> {
     device_count()?;
-    let asked = || -> Result<(i32, i32), DriverError> {
-        let device = result::device::get(index as i32)?;
-        Ok(DeviceFacts::ask(device, index)?.capability)
-    };
+    let asked = || DeviceFacts::ask(result::device::get(index as i32)?, index);
     asked().map_err(error::of_driver("cuda"))
 }
 

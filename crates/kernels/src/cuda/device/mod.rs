@@ -34,10 +34,10 @@ mod tuning;
 
 pub use algorithms::{Algorithms, TunedProduct};
 pub use driver::CudaDriver;
-pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
+pub use facts::{DeviceFacts, device_count, device_facts, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use measuring::Occupancy;
-pub use modules::carried;
+pub use modules::{carried, images};
 pub use modules::{ptx, ptx_on_hopper};
 pub use rehearsal::Rehearsal;
 pub use streams::separate_connections;

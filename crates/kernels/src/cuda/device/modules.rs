@@ -92,6 +92,13 @@ pub fn ptx_on_hopper() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
+/// What this binary has of the sources whose names begin so, compressed: by it builds are told apart.
+pub fn images(name: &str) -> impl Iterator<Item = &'static [u8]> {
+    let sources = EMBEDDED.sources.iter();
+    let named = sources.filter(move |source| source.name.starts_with(name));
+    named.flat_map(|source| source.images.iter().map(|image| image.0))
+}
+
 /// The share of a multiprocessor's memory that shared memory may have, where blocks ask for it at their launch.
 const CARVEOUT_PERCENT: i32 = 100;
 

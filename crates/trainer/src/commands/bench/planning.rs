@@ -128,7 +128,8 @@ fn is_mistake(failure: &Failure) -> bool {
 
 /// Warns of keys that have no effect on any strategy.
 fn warn_of_settings_in_vain(strategies: &[&Completed]) {
-    let mut in_vain = strategies.iter().map(|one| one.config.allowed_in_vain());
+    let decided = |one: &&Completed| one.decided(one.config.data.seq);
+    let mut in_vain = strategies.iter().map(|one| decided(one).allowed_in_vain());
     let first = in_vain.next().unwrap_or_default();
     let others: Vec<_> = in_vain.collect();
     for (key, needs) in first {

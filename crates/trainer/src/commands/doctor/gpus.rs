@@ -8,6 +8,9 @@ use report::Table;
 use serde::Serialize;
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
+use crate::kernel_trial::Verdict;
+
 /// A GPU that can be used.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FoundGpu {
@@ -29,6 +32,9 @@ pub(super) struct FoundGpu {
     library_path: Option<PathBuf>,
     /// Why it has no products in FP8; null if it has.
     fp8_missing: Option<String>,
+    /// What came of a trial of kernels of experts for 9.0, at small widths; null on a GPU that runs none of them.
+    #[cfg(feature = "cuda")]
+    experts_kernels: Option<Verdict>,
     /// Its memory after this process had made a context and nothing else.
     memory: DeviceBytes,
     /// What this process takes besides its leases.
@@ -75,6 +81,14 @@ impl FoundGpu {
             None => "by --fp8 tensor".to_string(),
             Some(reason) => format!("none: {reason}"),
         };
+        #[cfg(feature = "cuda")]
+        let experts = match self.experts_kernels.as_ref().map(Verdict::against) {
+            None => "sm80".to_string(),
+            Some(None) => "sm90, which passed a trial".into(),
+            Some(Some(against)) => format!("sm80: those for 9.0 (sm90) {against}"),
+        };
+        #[cfg(not(feature = "cuda"))]
+        let experts = String::new();
         let table = vec![
             ("name", Some(self.name.clone())),
             ("compute capability", Some(self.capability.clone())),
@@ -82,6 +96,7 @@ impl FoundGpu {
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(library)),
             ("products in FP8", Some(fp8)),
+            ("kernels of experts", Some(experts)),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
             ("units of memory", Some(units)),
@@ -142,11 +157,16 @@ const REHEARSED: &str = "qwen2.5-0.5b";
 #[cfg(feature = "cuda")]
 fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     use crate::device::{listed, rehearsed};
-    use kernels::cuda::CudaDevice;
+    use crate::kernel_kinds::KernelKinds;
+    use crate::kernel_trial::{ExpertWidths, tried};
+    use kernels::cuda::{CudaDevice, KernelKind, device_facts};
     use memory::{DType, Memory};
     use settings::load::{Source, load};
-    use settings::{Device, Settings};
+    use settings::{Device, Settings, latest_kind};
 
+    let facts = device_facts(index)?;
+    let runs_sm90 = latest_kind(facts.capability) == KernelKind::Sm90;
+    let experts_kernels = runs_sm90.then(|| tried(&facts, ExpertWidths::STANDARD));
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
     let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;
@@ -154,7 +174,7 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     let library = device.library();
     let memory = Memory::device(device.clone());
     let step = listed(&device, Settings::new(&config)?)?;
-    let kernels = rehearsed(&device, &None, &step, &memory)?;
+    let kernels = rehearsed(&device, &None, &step, &memory, &KernelKinds::default())?;
     let bf16 = DeviceRates::measure(
         &kernels,
         &memory,
@@ -163,7 +183,6 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     )?;
     let overhead = Overhead::new(with_context, device.memory_bytes()?);
     let copies = device.copy_rates()?;
-    let facts = device.facts();
     let (major, minor) = facts.capability;
     let version = facts.driver_version;
     Ok(FoundGpu {
@@ -176,6 +195,7 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
         library_version: library.version,
         library_path: library.path,
         fp8_missing: facts.no_fp8(),
+        experts_kernels,
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,

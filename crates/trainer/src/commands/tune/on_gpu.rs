@@ -1,6 +1,7 @@
 //! The part of `tune` that needs a GPU.
 
-use crate::algorithms::{kept_at, read, write};
+use crate::algorithms::{kept_at, read};
+use crate::caches;
 use crate::device::explained;
 use crate::failure::{Failure, Result};
 use kernels::cuda::{Algorithms, Cuda, CudaDevice, CudaDriver, TunedProduct};
@@ -85,7 +86,7 @@ pub(super) fn tune(
     let rows = products.iter().map(TunedRow::from).collect();
     let kept = kept.get_or_insert_with(|| Algorithms::of(device));
     kept.merge(products);
-    write(&file, kept)?;
+    caches::write(&file, kept)?;
     Ok(Tuned {
         gpu: device.facts().name.clone(),
         library_version: device.library().version,

@@ -72,7 +72,8 @@ fn every_gpu_has_its_kernels_from_what_was_made_for_it() {
     let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels"));
     let is_source = |path: &std::path::Path| path.extension().is_some_and(|end| end == "cu");
     let sources = sources.unwrap().map(|entry| entry.unwrap().path());
-    let sources = sources.filter(|path| is_source(path)).count();
+    let sources = sources.filter(|path| is_source(path));
+    let sources: Vec<String> = sources.map(|path| path.display().to_string()).collect();
     for (capability, image, drivers) in [
         ("8.0", "sm_80", &["12000", "12020", "12080", "13000"][..]),
         ("8.9", "sm_80", &["12020"]),
@@ -91,6 +92,9 @@ fn every_gpu_has_its_kernels_from_what_was_made_for_it() {
             on_gpu(&place, run, &settings).succeeds();
             let loaded = place.text("images");
             let loaded: Vec<&str> = loaded.lines().collect();
+            // Sources of instructions that Hopper alone has are named so.
+            let is_loaded = |name: &&String| image == "sm_90" || !name.ends_with("_sm90.cu");
+            let sources = sources.iter().filter(is_loaded).count();
             assert_eq!(loaded, vec![image; sources], "{capability} on {driver}");
         }
     }

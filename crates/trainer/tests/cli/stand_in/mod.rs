@@ -5,6 +5,7 @@ mod devices;
 mod fp8;
 mod graphs;
 mod head_chunk;
+mod kernel_kinds;
 mod memory;
 mod nvml;
 mod offload;

@@ -8,6 +8,15 @@ const RANKS: usize = 2;
 
 /// Runs the binary on every rank; they meet at a place that no other job has.
 fn on_gpus(place: &Workplace, arguments: [&str; RANKS]) -> Vec<Outcome> {
+    on_gpus_with(place, arguments, [&[]; RANKS])
+}
+
+/// The same with settings of each rank's own.
+fn on_gpus_with(
+    place: &Workplace,
+    arguments: [&str; RANKS],
+    settings: [&[(&str, &str)]; RANKS],
+) -> Vec<Outcome> {
     let port = (free_port() - 1).to_string();
     let run = |rank_number: usize| {
         let (rank, size, devices) = (
@@ -23,6 +32,7 @@ fn on_gpus(place: &Workplace, arguments: [&str; RANKS]) -> Vec<Outcome> {
             ("MASTER_PORT", port.as_str()),
             ("STAND_IN_DEVICES", devices.as_str()),
         ];
+        let variables = [&variables, settings[rank_number]].concat();
         on_gpu(place, arguments[rank_number], &variables)
     };
     std::thread::scope(|scope| {
@@ -96,4 +106,41 @@ fn a_rank_that_fails_ends_the_others() {
     let named =
         outcomes[0].stderr.contains("error: rank 1 (") && outcomes[0].stderr.contains(sentence);
     assert!(named, "{:?}", outcomes[0]);
+}
+
+/// Kernels that fail their trial on one rank are taken by none, so that all add up alike. They are tried before the engine between ranks
+/// opens the GPUs, which let in one process at a time.
+#[test]
+fn ranks_give_up_kernels_together() {
+    let place = Workplace::new();
+    let run = "--config tiny-moe --device cuda --dtype bf16 --set model.layers=1 --seq 16 --micro-batch 2 --accum 1 --steps 1 --zero 1";
+    // What one keeps, the other does not find.
+    let caches = place.path("others");
+    let own = ("XDG_CACHE_HOME", caches.to_str().unwrap());
+    let gpu = place.path("gpu");
+    let exclusive = ("STAND_IN_EXCLUSIVE", gpu.to_str().unwrap());
+    let reason = "kernels of experts for 9.0 (sm90) were wrong in a trial";
+    for (fault, kind) in [("", "sm90"), ("wrong", "sm80")] {
+        let out = format!("run-{kind}");
+        let arguments = format!("{run} --out {out}");
+        let second = [exclusive, ("STAND_IN_SM90", fault), own];
+        for outcome in on_gpus_with(&place, [&arguments; RANKS], [&[exclusive], &second]) {
+            let told = outcome.succeeds();
+            assert_eq!(told.stderr.contains(reason), kind == "sm80", "{told:?}");
+        }
+        let metrics = Metrics::read(&place, &out);
+        let record = metrics.of_kind("run").next().unwrap();
+        assert_eq!(record["experts_kernels"], kind);
+        let given_up = record["kernels_given_up"].as_str();
+        assert_eq!(
+            given_up.is_some_and(|told| told.contains(reason)),
+            kind == "sm80"
+        );
+        std::fs::remove_dir_all(&caches).unwrap();
+    }
+    let named = format!("{run} --out named --set experts.kernels=sm90");
+    let second = [("STAND_IN_SM90", "wrong"), own];
+    for outcome in on_gpus_with(&place, [&named; RANKS], [&[], &second]) {
+        assert_eq!(outcome.code, Some(5), "{outcome:?}");
+    }
 }

@@ -1,0 +1,188 @@
+//! Kernels for one GPU alone are tried before a run takes them: in a process of their own, beside those for all GPUs, and against a
+//! clock. A kernel that faults leaves a context that cannot be used, and one that hangs cannot be stopped; so this process has not
+//! touched the GPU by then.
+//!
+//! What comes of it is kept for all runs with the same GPU, driver, build and widths.
+
+mod child;
+mod kept;
+
+pub(crate) use kept::path as kept_at;
+
+use kernels::cuda::DeviceFacts;
+use serde::{Deserialize, Serialize};
+use settings::Config;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a trial may take.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The hidden command that a trial's process carries out.
+pub(crate) const COMMAND: &str = "try-kernels";
+
+/// The most elements of a result that are looked at, and so about the most of an expert's rows times the widest of them.
+pub(crate) const ELEMENTS_MAX: usize = 1 << 23;
+
+/// The sizes of products of experts that a trial makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct ExpertWidths {
+    /// Width of the residual stream.
+    #[arg(long)]
+    hidden: usize,
+    /// Width of one expert.
+    #[arg(long)]
+    ffn: usize,
+    /// Rank of adapters on experts; 0: there are none.
+    #[arg(long)]
+    rank: usize,
+    /// The number of experts.
+    #[arg(long)]
+    pub(crate) experts: usize,
+    /// Rows of the expert that has most.
+    #[arg(long)]
+    pub(crate) rows: usize,
+}
+
+/// What came of a trial.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", content = "reason", rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    /// Results are right, and the same each time.
+    Passed,
+    /// A result is further from that of the other kernels than sums in another order are.
+    Wrong(String),
+    /// The same product had other bits the second time.
+    TwoResults(String),
+    /// The device, or the process, failed.
+    Faulted(String),
+    /// It was not done in time.
+    Hung,
+    /// Nothing was tried, for a reason that says nothing about the kernels.
+    Untried(String),
+}
+
+impl ExpertWidths {
+    /// Small ones, for a machine without a run.
+    pub(crate) const STANDARD: ExpertWidths = ExpertWidths {
+        hidden: 128,
+        ffn: 64,
+        rank: 0,
+        experts: 5,
+        rows: 130,
+    };
+
+    /// Those of a run in which no expert has more rows than a micro-batch has tokens; none without experts.
+    pub(crate) fn of(config: &Config) -> Option<ExpertWidths> {
+        let experts = config.model.experts.as_ref()?;
+        let mut widths = ExpertWidths {
+            hidden: config.model.hidden,
+            ffn: experts.ffn,
+            rank: config.lora.rank.unwrap_or(0),
+            experts: experts.count,
+            rows: 1,
+        };
+        let widest = widths.products().into_iter().flatten().max();
+        let tokens = config.batch.micro * config.data.seq;
+        widths.rows = (ELEMENTS_MAX / widest.unwrap_or(1)).clamp(1, tokens.max(1));
+        Some(widths)
+    }
+
+    /// Inputs and outputs of each product of a layer: gate and up together, down, and those of their adapters.
+    pub(crate) fn products(&self) -> Vec<[usize; 2]> {
+        let ExpertWidths {
+            hidden, ffn, rank, ..
+        } = *self;
+        let mut products = vec![[hidden, 2 * ffn], [ffn, hidden]];
+        if rank > 0 {
+            products.extend([[hidden, rank], [rank, 2 * ffn], [ffn, rank], [rank, hidden]]);
+        }
+        products
+    }
+
+    /// The flags of [`COMMAND`].
+    fn flags(&self) -> [String; 5] {
+        let ExpertWidths {
+            hidden,
+            ffn,
+            rank,
+            experts,
+            rows,
+        } = self;
+        [
+            format!("--hidden={hidden}"),
+            format!("--ffn={ffn}"),
+            format!("--rank={rank}"),
+            format!("--experts={experts}"),
+            format!("--rows={rows}"),
+        ]
+    }
+}
+
+impl fmt::Display for ExpertWidths {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let ExpertWidths {
+            hidden,
+            ffn,
+            rank,
+            experts,
+            rows,
+        } = self;
+        write!(f, "{experts} x {hidden} x {ffn}, rank {rank}, rows {rows}")
+    }
+}
+
+impl Verdict {
+    /// Whether it says something about the kernels, which holds for later runs.
+    pub(crate) fn is_kept(&self) -> bool {
+        !matches!(self, Verdict::Untried(_))
+    }
+
+    /// Why the kernels are not taken, if not: what they did in a trial.
+    pub(crate) fn against(&self) -> Option<String> {
+        Some(match self {
+            Verdict::Passed => return None,
+            Verdict::Wrong(what) => format!("were wrong in a trial: {what}"),
+            Verdict::TwoResults(what) => format!("had two results in a trial: {what}"),
+            Verdict::Faulted(what) => format!("failed in a trial: {what}"),
+            Verdict::Hung => format!("were not done with a trial after {} s", DEADLINE.as_secs()),
+            Verdict::Untried(why) => format!("could not be tried: {why}"),
+        })
+    }
+}
+
+/// Whether this program has [`COMMAND`]: the library is part of others, which do not.
+static HAS_COMMAND: AtomicBool = AtomicBool::new(false);
+
+/// Says that this program has [`COMMAND`].
+pub(crate) fn this_program_has_the_command() {
+    HAS_COMMAND.store(true, Ordering::Relaxed);
+}
+
+/// The verdict on kernels of experts for 9.0 at these widths: the one that is kept, or that of a trial, which is kept then.
+pub(crate) fn verdict(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
+    match kept::find(gpu, widths) {
+        Some(kept) => {
+            tracing::debug!("the verdict on kernels of experts for 9.0 is kept");
+            kept
+        }
+        None => tried(gpu, widths),
+    }
+}
+
+/// The verdict of a trial, which is kept.
+pub(crate) fn tried(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
+    if !HAS_COMMAND.load(Ordering::Relaxed) {
+        return Verdict::Untried(
+            "this program cannot try them in a process of its own; `trainer profile` with the same settings does, and keeps the verdict"
+                .into(),
+        );
+    }
+    tracing::debug!("kernels of experts for 9.0 are tried: {widths}");
+    let verdict = child::try_kernels(gpu.index, widths);
+    if verdict.is_kept() {
+        kept::keep(gpu, widths, &verdict);
+    }
+    verdict
+}
