@@ -17,14 +17,14 @@ pub(crate) fn type_bytes(name: &str) -> Option<usize> {
 
 /// A declared variable: alignment, bytes of an element, its name, and how many elements if it is an array.
 #[derive(Clone, Copy)]
-pub(crate) struct Declaration<'t> {
+pub(crate) struct Variable<'t> {
     pub(crate) alignment: u64,
     pub(crate) element_bytes: usize,
     pub(crate) name: &'t str,
     pub(crate) elements: Option<usize>,
 }
 
-impl Declaration<'_> {
+impl Variable<'_> {
     pub(crate) fn bytes(&self) -> usize {
         self.element_bytes * self.elements.unwrap_or(1)
     }
@@ -41,7 +41,7 @@ pub(crate) struct SharedArrays {
 
 impl SharedArrays {
     /// Places arrays one behind the other. Those without elements are dynamic, and lie behind all others.
-    pub(crate) fn new(declared: &[Declaration]) -> SharedArrays {
+    pub(crate) fn new(declared: &[Variable]) -> SharedArrays {
         let mut shared = SharedArrays::default();
         let mut alignment = None;
         for array in declared {
@@ -65,7 +65,7 @@ impl SharedArrays {
     }
 
     /// The address of an array.
-    pub(crate) fn address(&self, array: &Declaration) -> u64 {
+    pub(crate) fn address(&self, array: &Variable) -> u64 {
         let found = self.fixed.iter().find(|(_, name, _)| name == array.name);
         found.map_or(self.dynamic, |(address, _, _)| *address)
     }

@@ -1,7 +1,7 @@
 //! Reads a module: directives, declarations, and the instructions of each kernel.
 
 use crate::access::VARIABLES_WINDOW;
-use crate::declaration::{Declaration, GAP_BYTES, SharedArrays, type_bytes};
+use crate::declaration::{GAP_BYTES, SharedArrays, Variable, type_bytes};
 use crate::error::ParseError;
 use crate::executable::Executable;
 use crate::kernel::{
@@ -48,7 +48,7 @@ struct Parser<'t> {
     variables: AddressSpace,
     variables_end: u64,
     /// Shared arrays declared outside kernels; a block gets those that its kernel mentions. Without elements: dynamic ones.
-    shared: Vec<Declaration<'t>>,
+    shared: Vec<Variable<'t>>,
     target: &'t str,
 }
 
@@ -145,7 +145,7 @@ impl<'t> Parser<'t> {
     }
 
     /// `.align 4 .b8 name[16]`, behind the word that names the space.
-    fn declaration(&mut self) -> Result<Declaration<'t>, ParseError> {
+    fn declaration(&mut self) -> Result<Variable<'t>, ParseError> {
         let mut alignment = None;
         if self.peek() == Some(Token::Word(".align")) {
             self.at += 1;
@@ -164,7 +164,7 @@ impl<'t> Parser<'t> {
             };
             self.expect(b']')?;
         }
-        Ok(Declaration {
+        Ok(Variable {
             alignment: alignment.unwrap_or(element_bytes as u64),
             element_bytes,
             name,
@@ -237,7 +237,7 @@ impl<'t> Parser<'t> {
         self.at = start;
         let all = self.shared.iter();
         let named = all.filter(|array| words.contains(array.name)).copied();
-        let declared: Vec<Declaration> = named.chain(own).collect();
+        let declared: Vec<Variable> = named.chain(own).collect();
         let shared = SharedArrays::new(&declared);
         let places = declared
             .iter()
