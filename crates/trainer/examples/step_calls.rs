@@ -1,12 +1,13 @@
 //! Writes what a step on a GPU asks the device for, without one, as JSON: kernels with their blocks, threads and shared memory,
-//! matrix products, cleared memory. Equal calls are counted. Copies are left out.
+//! matrix products, cleared memory. Equal calls are counted. Copies are left out. `experts.kernels=sm90` lists kernels for Hopper, and
+//! `auto` those for 8.0.
 //!
 //! ```console
 //! $ cargo run --release --example step_calls -- --config llama-3-8b --set train.dtype=bf16 --set batch.micro=1
 //! ```
 
 use clap::Parser;
-use kernels::cuda::{Call, Gemm, Listed};
+use kernels::cuda::{Call, Gemm, KernelKind, Listed};
 use memory::{Home, Layer};
 use planner::ChosenHeadChunk;
 use serde_json::{Value, json};
@@ -39,7 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The last micro-batch is another than those before it then, and none of a graph.
         return Err("steps are listed with gradients and states on the device alone".into());
     }
-    let written = written(&settings, &calls_of_a_step(&settings)?);
+    let experts = config.experts.kernels.kind().unwrap_or(KernelKind::Sm80);
+    let written = written(&settings, &calls_of_a_step(&settings, experts)?);
     println!("{}", serde_json::to_string_pretty(&written)?);
     Ok(())
 }
