@@ -28,8 +28,7 @@ template <typename T, bool BY_DEPTH> struct Factor {
     }
     // Whether all of its lines are whole chunks, where chunks can be accessed.
     __device__ bool in_chunks() const {
-        constexpr int per_chunk = sizeof(Chunk) / sizeof(T);
-        return stride % per_chunk == 0 && reinterpret_cast<uintptr_t>(first) % sizeof(Chunk) == 0;
+        return stride % (sizeof(Chunk) / sizeof(T)) == 0 && lines(0).in_chunks();
     }
     __device__ int line_count(int place) const { return BY_DEPTH ? depth - place : count; }
 };

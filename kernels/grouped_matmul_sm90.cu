@@ -18,7 +18,7 @@ template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH> struct Tiles {
     int count;
 
     __device__ bool is_left() const { return count > 0 && out.columns > 0; }
-    __device__ void go_on() {
+    __device__ void advance() {
         count--;
         out.first += COLUMNS;
         out.columns -= COLUMNS;
@@ -34,7 +34,7 @@ template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH> void multiply(Tiles<O, A
     const auto at = [](const auto &factor, int row, int place) {
         return widen(factor.table ? factor.template at<true>(row, place) : factor.template at<false>(row, place));
     };
-    for (; tiles.is_left(); tiles.go_on()) {
+    for (; tiles.is_left(); tiles.advance()) {
         const Output<O> &out = tiles.out;
         const int rows = out.rows < ROWS ? out.rows : ROWS, columns = out.columns < COLUMNS ? out.columns : COLUMNS;
         for (int element = int(threadIdx.x); element < rows * columns; element += THREADS) {
@@ -53,76 +53,115 @@ template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH> void multiply(Tiles<O, A
 
 // LONG rows of a factor at DEPTH places, in panels of shared memory.
 template <int LONG, bool BY_DEPTH> struct Panels {
-    static constexpr int CHUNKS = LONG * DEPTH / 8, PANEL_BYTES = DEPTH * LINE_BYTES;
-    // Lines that the group's threads copy at a time, a chunk each.
-    static constexpr int STEP = GROUP / LINE_CHUNKS;
+    static constexpr int BYTES = LONG * DEPTH * sizeof(bf16), PANEL_BYTES = DEPTH * LINE_BYTES;
 
-    Chunk *chunks;
+    uint32_t address;
 
-    // Zeros where the factor has no more rows or places: rows of the next expert must not be multiplied, not even by zeros.
-    template <bool IS_LISTED, bool IN_CHUNKS> __device__ void copy_lines(const Factor<bf16, BY_DEPTH> &factor, int place) const {
-        constexpr int COUNT = LONG / STEP;
-        const int thread = int(threadIdx.x) % GROUP, line = thread / LINE_CHUNKS, chunk = thread % LINE_CHUNKS;
-        const int to = line * LINE_CHUNKS + swizzled(line, chunk);
-        const HeadRows<const bf16> lines = factor.lines(place);
-        const int count = factor.line_count(place), first = BY_DEPTH ? place : 0;
-#pragma unroll (IN_CHUNKS ? 8 : 1)
-        for (int i = 0; i < COUNT; i++) {
-            // Panels by depth lie one after the other, with DEPTH lines each.
-            const int own = BY_DEPTH ? line + i * STEP % DEPTH : line + i * STEP;
-            const int element = chunk * 8 + (BY_DEPTH ? i * STEP / DEPTH * LINE_ELEMENTS : 0);
-            const int given = own < count ? lines.width - element : 0;
-            const unsigned number = given > 0 ? first + own : 0;
-            const unsigned listed = IS_LISTED && given > 0 ? factor.table[factor.entry + number] : number;
-            const bf16 *from = lines.row(listed) + (given > 0 ? element : 0);
-            const int index = to + i * STEP * LINE_CHUNKS;
-            if constexpr (IN_CHUNKS) {
-                copy_async(chunks, index, reinterpret_cast<const Chunk *>(from), given > 0);
-            } else {
-                chunks[index] = partial_chunk(from, given);
-            }
-        }
-    }
-    __device__ void copy(const Factor<bf16, BY_DEPTH> &factor, int place) const {
-        knowing(factor.table != nullptr, [&](auto is_listed) {
-            knowing(factor.in_chunks(), [&](auto in_chunks) {
-                copy_lines<decltype(is_listed)::value, decltype(in_chunks)::value>(factor, place);
-            });
-        });
-    }
     // The rows from `row` on, a multiple of 64, at places from `place` on.
-    __device__ uint64_t described_from(int row, int place) const {
+    __device__ uint64_t descriptor_from(int row, int place) const {
         const int offset = BY_DEPTH ? row / LINE_ELEMENTS * PANEL_BYTES + place * LINE_BYTES
                                     : row * LINE_BYTES + place * int(sizeof(bf16));
-        return described(shared_address(chunks) + offset, PANEL_BYTES);
+        return descriptor(address + offset, PANEL_BYTES);
     }
 };
 
-// The ring of stages. The copying group fills a stage when the multiplying ones have freed it. Both go round in the same order.
+// What a thread of the copying group copies of a factor to each stage: a chunk of some lines, in all panels. What does not exist
+// becomes zeros. So rows of the next expert are not multiplied, not even by zeros: they might be NaN.
+template <int LONG, bool BY_DEPTH> struct Copies {
+    typedef Panels<LONG, BY_DEPTH> To;
+    // Lines that the group copies at a time, and how many a thread copies; panels, which are side by side where lines are places.
+    static constexpr int STEP = GROUP / LINE_CHUNKS, COUNT = (BY_DEPTH ? DEPTH : LONG) / STEP;
+    static constexpr int PANELS = BY_DEPTH ? LONG / LINE_ELEMENTS : 1;
+    static constexpr unsigned NONE = ~0u;
+
+    Factor<bf16, BY_DEPTH> factor;
+    // Numbers of this thread's lines in memory.
+    unsigned lines[COUNT];
+
+    static __device__ int line() { return int(threadIdx.x) % GROUP / LINE_CHUNKS; }
+    static __device__ int chunk() { return int(threadIdx.x) % LINE_CHUNKS; }
+
+    __device__ unsigned find_line(int i, int place) const {
+        const int own = line() + i * STEP, number = (BY_DEPTH ? place : 0) + own;
+        if (own >= factor.line_count(place)) {
+            return NONE;
+        }
+        return factor.table != nullptr ? factor.table[factor.entry + number] : number;
+    }
+    // Finds the lines of a stage that begins at a place. Rows are the same at every place.
+    __device__ void find_lines(int place) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            lines[i] = find_line(i, place);
+        }
+    }
+    // This thread's chunk of a line in the first panel.
+    __device__ const bf16 *chunk_of(unsigned line, int place, unsigned stride_bytes) const {
+        const char *first = reinterpret_cast<const char *>(factor.first + (BY_DEPTH ? 0 : place) + 8 * chunk());
+        return reinterpret_cast<const bf16 *>(first + size_t(line) * stride_bytes);
+    }
+    // The elements that there are from this thread's chunk of a panel on.
+    __device__ int given(int panel, int place) const {
+        return (BY_DEPTH ? factor.count : factor.depth - place) - panel * LINE_ELEMENTS - 8 * chunk();
+    }
+    static __device__ uint32_t target(To to, int i, int panel) {
+        return to.address + panel_offset(line(), chunk()) + i * STEP * LINE_BYTES + panel * To::PANEL_BYTES;
+    }
+    // Copies lines that have been found.
+    __device__ void copy(To to, int place) const {
+        unsigned stride_bytes = factor.stride * sizeof(bf16);
+        // Else the compiler keeps the addresses of all rows from stage to stage, and registers do not suffice.
+        asm volatile("" : "+r"(stride_bytes));
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const bool exists = lines[i] != NONE;
+            const bf16 *from = chunk_of(exists ? lines[i] : 0, place, stride_bytes);
+#pragma unroll
+            for (int panel = 0; panel < PANELS; panel++) {
+                copy_chunk(target(to, i, panel), from + panel * LINE_ELEMENTS, exists && given(panel, place) > 0);
+            }
+        }
+    }
+    // The same where lines are no whole chunks.
+    __device__ void store(To to, int place) const {
+#pragma unroll 1
+        for (int i = 0; i < COUNT; i++) {
+            const unsigned found = find_line(i, place);
+            const bf16 *from = chunk_of(found != NONE ? found : 0, place, factor.stride * sizeof(bf16));
+#pragma unroll 1
+            for (int panel = 0; panel < PANELS; panel++) {
+                const int count = found != NONE ? given(panel, place) : 0;
+                store_chunk(target(to, i, panel), partial_chunk(from + panel * LINE_ELEMENTS, count));
+            }
+        }
+    }
+};
+
+// The ring of stages. The copying group fills a stage when the multiplying ones have freed it; all go round in the same order.
 template <bool A_BY_DEPTH, bool B_BY_DEPTH> struct Ring {
     typedef Panels<ROWS, A_BY_DEPTH> Left;
     typedef Panels<COLUMNS, B_BY_DEPTH> Right;
-    static constexpr int STAGE_CHUNKS = Left::CHUNKS + Right::CHUNKS;
+    static constexpr int STAGE_BYTES = Left::BYTES + Right::BYTES;
 
-    // The stages, and behind them their barriers.
-    Chunk *chunks;
+    // Of the stages, and behind them their barriers.
+    uint32_t address;
     int stage;
     // Changes with every round.
     uint32_t parity;
 
-    __device__ Left left() const { return {chunks + stage * STAGE_CHUNKS}; }
-    __device__ Right right() const { return {chunks + stage * STAGE_CHUNKS + Left::CHUNKS}; }
-    __device__ uint32_t full() const { return shared_address(chunks + STAGES * STAGE_CHUNKS) + 8 * stage; }
-    __device__ uint32_t free() const { return full() + 8 * STAGES; }
-    __device__ void go_on() {
+    __device__ Left left() const { return {address + stage * STAGE_BYTES}; }
+    __device__ Right right() const { return {left().address + Left::BYTES}; }
+    __device__ uint32_t full_barrier() const { return address + STAGES * STAGE_BYTES + 8 * stage; }
+    __device__ uint32_t free_barrier() const { return full_barrier() + 8 * STAGES; }
+    __device__ void advance() {
         stage = stage == STAGES - 1 ? 0 : stage + 1;
         parity ^= stage == 0;
     }
     // One thread does this.
     __device__ void init_barriers() const {
         for (Ring ring = *this; ring.stage < STAGES; ring.stage++) {
-            init_barrier(ring.full(), GROUP);
-            init_barrier(ring.free(), 2 * GROUP / WARP);
+            init_barrier(ring.full_barrier(), GROUP);
+            init_barrier(ring.free_barrier(), 2 * GROUP / WARP);
         }
         publish_barriers();
     }
@@ -131,31 +170,46 @@ template <bool A_BY_DEPTH, bool B_BY_DEPTH> struct Ring {
 // The copying group's work.
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ void copy_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY_DEPTH, B_BY_DEPTH> ring) {
-    for (; tiles.is_left(); tiles.go_on()) {
-        for (int place = 0; place < tiles.a.depth; place += DEPTH, ring.go_on()) {
-            wait_for_phase(ring.free(), ring.parity ^ 1);
-            ring.left().copy(tiles.a, place);
-            ring.right().copy(tiles.b, place);
-            if (tiles.a.in_chunks() && tiles.b.in_chunks()) {
-                arrive_with_copies(ring.full());
+    const bool in_chunks = tiles.a.in_chunks() && tiles.b.in_chunks();
+    for (; tiles.is_left(); tiles.advance()) {
+        Copies<ROWS, A_BY_DEPTH> a = {tiles.a};
+        Copies<COLUMNS, B_BY_DEPTH> b = {tiles.b};
+        a.find_lines(0);
+        b.find_lines(0);
+        for (int place = 0; place < tiles.a.depth; place += DEPTH, ring.advance()) {
+            wait_for_phase(ring.free_barrier(), ring.parity ^ 1);
+            if (in_chunks) {
+                a.copy(ring.left(), place);
+                b.copy(ring.right(), place);
+                arrive_with_copies(ring.full_barrier());
             } else {
-                // A barrier of copies knows nothing of stores.
-                wait_for_copies();
-                arrive(ring.full());
+                a.store(ring.left(), place);
+                b.store(ring.right(), place);
+                fence_async_proxy();
+                arrive(ring.full_barrier());
+            }
+            // The next stage's, while it is waited for.
+            if (A_BY_DEPTH) {
+                a.find_lines(place + DEPTH);
+            }
+            if (B_BY_DEPTH) {
+                b.find_lines(place + DEPTH);
             }
         }
     }
+    // No thread ends with a copy under way.
+    wait_for_copies();
 }
 
-// Says that this warp's products no longer read a stage; 0: there is none.
-__device__ inline void free_stage(uint32_t barrier) {
-    if (barrier != 0 && threadIdx.x % WARP == 0) {
-        arrive(barrier);
+// Says that this warp's products no longer read a stage.
+__device__ inline void free_stage(uint32_t free_barrier) {
+    if (threadIdx.x % WARP == 0) {
+        arrive(free_barrier);
     }
 }
 
-// What two lanes, whose numbers differ in one bit, have of two parts: each keeps one part, in which its own elements and the other
-// lane's lie side by side.
+// Two lanes, whose numbers differ in one bit, have COUNT elements of each of two parts. One keeps the first part whole, the other the
+// second.
 template <int COUNT>
 __device__ void exchange(float (&kept)[2 * COUNT], const float *first, const float *second, int bit) {
     const bool keeps_second = threadIdx.x & bit;
@@ -168,8 +222,8 @@ __device__ void exchange(float (&kept)[2 * COUNT], const float *first, const flo
     }
 }
 
-// Sums that lie side by side in a row of the output, as many as are 16 bytes: a lane's of those that four lanes have of a row in
-// EIGHTS eights from `n` on.
+// Sums of one row that lie side by side in the output and are 16 bytes there. Four lanes have a row's sums in pairs; they exchange those
+// of EIGHTS eights of columns, from `n` on.
 template <typename O> struct Collected;
 
 template <> struct Collected<float> {
@@ -235,7 +289,7 @@ template <typename O> __device__ void store(const Output<O> &out, const GroupSum
 #pragma unroll
                 for (int i = 0; i < Values::COUNT; i++) {
                     if (column + i < columns) {
-                        to[column + i] = sum(i, to[column + i]);
+                        to[column + i] = sum(i, out.accumulate ? to[column + i] : narrow<O>(0.0f));
                     }
                 }
             } else if (column < columns) {
@@ -253,32 +307,36 @@ template <typename O> __device__ void store(const Output<O> &out, const GroupSum
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY_DEPTH, B_BY_DEPTH> ring, int row) {
     GroupSums sums;
-    for (; tiles.is_left(); tiles.go_on()) {
+    for (; tiles.is_left(); tiles.advance()) {
 #pragma unroll
         for (int n = 0; n < 32; n++) {
             sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
         }
-        // The stage before this one, while products read it.
+        // The barrier of the stage before this one, which products still read.
         uint32_t read = 0;
-        for (int place = 0; place < tiles.a.depth; place += DEPTH, ring.go_on()) {
-            wait_for_phase(ring.full(), ring.parity);
-            show_to_products();
+        for (int place = 0; place < tiles.a.depth; place += DEPTH, ring.advance()) {
+            wait_for_phase(ring.full_barrier(), ring.parity);
+            fence_async_proxy();
             pin(sums);
-            product_fence();
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < DEPTH; k += 16) {
-                product_64x256x16<A_BY_DEPTH, B_BY_DEPTH>(sums, ring.left().described_from(row, k),
-                                                          ring.right().described_from(0, k));
+                wgmma_64x256x16<A_BY_DEPTH, B_BY_DEPTH>(sums, ring.left().descriptor_from(row, k),
+                                                          ring.right().descriptor_from(0, k));
             }
-            product_commit();
-            product_wait<1>();
+            wgmma_commit();
+            wgmma_wait<1>();
             pin(sums);
-            free_stage(read);
-            read = ring.free();
+            if (place > 0) {
+                free_stage(read);
+            }
+            read = ring.free_barrier();
         }
-        product_wait<0>();
+        wgmma_wait<0>();
         pin(sums);
-        free_stage(read);
+        if (tiles.a.depth > 0) {
+            free_stage(read);
+        }
         store(tiles.out, sums, row + int(threadIdx.x) % GROUP / WARP * 16);
     }
 }
@@ -287,18 +345,20 @@ __device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ void multiply(const Tiles<O, A_BY_DEPTH, B_BY_DEPTH> &tiles) {
     extern __shared__ __align__(1024) Chunk stages[];
-    Ring<A_BY_DEPTH, B_BY_DEPTH> ring = {stages, 0, 0};
+    const Ring<A_BY_DEPTH, B_BY_DEPTH> ring = {shared_address(stages), 0, 0};
     if (threadIdx.x == 0) {
         ring.init_barriers();
     }
     __syncthreads();
+    // The same for all lanes, as the compiler has to know to keep descriptors in uniform registers.
+    const int group = __shfl_sync(WHOLE_WARP, int(threadIdx.x) / GROUP, 0);
     // Threads are launched with 168 registers each.
-    if (threadIdx.x < GROUP) {
-        shrink_registers<40>();
+    if (group == 0) {
+        shrink_registers<104>();
         copy_tiles(tiles, ring);
     } else {
-        grow_registers<232>();
-        multiply_tiles(tiles, ring, threadIdx.x < 2 * GROUP ? 0 : ROWS / 2);
+        grow_registers<200>();
+        multiply_tiles(tiles, ring, (group - 1) * ROWS / 2);
     }
 }
 
@@ -321,15 +381,15 @@ __device__ void grouped_matmul(bf16 *out, ExpertRows<bf16> x, const bf16 *weight
     multiply<bf16, false, BY_COLUMNS>({part, x.factor<false>(size_t(rows.first), m, 0, rows.count, int(m)), b, tiles});
 }
 
-// The expert that has this place in a launch. First come those with more than twice the mean of rows: if the longest sums were begun
-// last, others would have ended before. Whole warps call it.
+// The expert that is number `place` of a launch. First come those with more than twice the mean of rows, whose sums take longest: a
+// block that begins one of them last would run on alone. Whole warps call it.
 __device__ inline int expert_at(const int *offsets, int experts, int place) {
-    const int lane = threadIdx.x % WARP, many = unsigned(offsets[experts]) / unsigned(experts) * 2;
+    const int lane = threadIdx.x % WARP, twice_the_mean = unsigned(offsets[experts]) / unsigned(experts) * 2;
     for (int start = 0; start < 2 * experts; start += WARP) {
-        // Each expert has two turns, and counts in one.
+        // The first turn of every expert is for those with many rows, the second for the others.
         const int turn = start + lane, expert = turn < experts ? turn : turn - experts;
         const int rows = expert < experts ? offsets[expert + 1] - offsets[expert] : 0;
-        const unsigned counted = __ballot_sync(WHOLE_WARP, expert < experts && (rows > many) == (turn < experts));
+        const unsigned counted = __ballot_sync(WHOLE_WARP, expert < experts && (rows > twice_the_mean) == (turn < experts));
         const int before = __popc(counted & ((1u << lane) - 1));
         const unsigned found = __ballot_sync(WHOLE_WARP, (counted >> lane & 1) && before == place);
         if (found != 0) {

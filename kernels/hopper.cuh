@@ -1,8 +1,9 @@
-// Instructions of compute capability 9.0 alone (`sm_90a`): thin wrappers, named after what they do. The emulation has none of them;
-// the interpreter of PTX (`crates/ptx`) runs them. Formulas for layouts are those of the PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Multiply-Accumulate Instructions".
+// Instructions of compute capability 9.0 alone (`sm_90a`): thin wrappers. The emulation has none of them; the interpreter of PTX
+// (`crates/ptx`) runs them. Formulas for layouts are those of the PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
+// Instructions".
 //
-// A group is 128 threads whose first is a multiple of 128. It calls what begins with `product` or ends in `registers` together.
+// A group is 128 threads whose first is a multiple of 128. All of it call `wgmma_...` and `..._registers` together. Shared memory is
+// named by 32-bit addresses.
 #pragma once
 
 #include "mma.cuh"
@@ -38,8 +39,19 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
     } while (!is_over);
 }
 
-// What this thread has written to shared memory, or waited for, is there for products that are asked for later.
-__device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Copies 16 bytes to shared memory later, or zeros where they do not exist, of which nothing is read.
+__device__ inline void copy_chunk(uint32_t to, const void *from, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
+
+__device__ inline void store_chunk(uint32_t to, Chunk chunk) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
+                 : "memory");
+}
+
+// Products read shared memory by another way than threads. What this thread has written there, or waited for, is visible on that way to
+// products that are asked for later.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A group gives registers to the others of its block, or takes them: the numbers of all groups add up to what they began with.
 template <int COUNT> __device__ inline void shrink_registers() {
@@ -49,15 +61,17 @@ template <int COUNT> __device__ inline void grow_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Elements of bf16 in shared memory, in panels: a line of a panel is 64 elements, 128 bytes. The chunk that is number c of line l lies
-// where chunk c ^ l % 8 would, so that eight lines' chunks of one number are in different banks. Panels begin at multiples of 1,024 bytes.
-constexpr int LINE_BYTES = 128, LINE_ELEMENTS = 64, LINE_CHUNKS = 8;
+// Matrices of bf16 that products read lie in panels of shared memory, which begin at multiples of 1,024 bytes. A line of a panel is 128
+// bytes: 64 elements, in eight chunks.
+constexpr int LINE_BYTES = 128, LINE_ELEMENTS = 64, LINE_CHUNKS = 8, CHUNK_BYTES = 16;
 
-__device__ inline int swizzled(int line, int chunk) { return chunk ^ line % 8; }
+// Where a chunk of a line lies in a panel, in bytes. Chunks of each line are exchanged among themselves, in another way for each of eight
+// lines, so that reads of one chunk of all eight are in different banks ("128-byte swizzle").
+__device__ inline int panel_offset(int line, int chunk) { return line * LINE_BYTES + (chunk ^ line % 8) * CHUNK_BYTES; }
 
-// Says where a factor lies: at an address in a panel, and if its lines are places of the depth, how many bytes are from a panel to
-// the next.
-__device__ inline uint64_t described(uint32_t address, uint32_t panel_bytes) {
+// The matrix descriptor of a factor that begins at an address in a panel. `panel_bytes` are from a panel to the next, which matters where
+// lines are places of the depth.
+__device__ inline uint64_t descriptor(uint32_t address, uint32_t panel_bytes) {
     constexpr uint64_t SWIZZLED_BY_128 = uint64_t(1) << 62, EIGHT_LINES = 8 * LINE_BYTES;
     return SWIZZLED_BY_128 | EIGHT_LINES >> 4 << 32 | uint64_t(panel_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
@@ -73,20 +87,20 @@ __device__ inline void pin(GroupSums &sums) {
     }
 }
 
-// Before products whose sums have been touched since the last ones.
-__device__ inline void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// What the group has asked for since the last call is waited for as one.
-__device__ inline void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int UNDER_WAY> __device__ inline void product_wait() {
+// Before products whose sums this thread has touched since the last ones.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Products since the last call become one for `wgmma_wait`, which waits for all but the newest UNDER_WAY of these.
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int UNDER_WAY> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
 }
 
 #define SUMS_4(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
 #define SUMS_16(n) SUMS_4(n), SUMS_4(n + 1), SUMS_4(n + 2), SUMS_4(n + 3)
 
-// sums += a [64, 16] b [256, 16]^T, later. BY_DEPTH: lines of a factor are places of the depth.
+// sums += a [64, 16] b [256, 16]^T, asynchronously. BY_DEPTH: a line of the factor has its elements at one place of the depth.
 template <bool A_BY_DEPTH, bool B_BY_DEPTH>
-__device__ inline void product_64x256x16(GroupSums &sums, uint64_t a, uint64_t b) {
+__device__ inline void wgmma_64x256x16(GroupSums &sums, uint64_t a, uint64_t b) {
     asm volatile(
         "{ .reg .pred adds; setp.ne.u32 adds, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "

@@ -188,7 +188,8 @@ mod cuda {
             let (name, kernels) = (&source.name, kernels(&ptx));
             let images: String = images.collect();
             list += &format!(
-                "Source {{ name: {name:?}, kernels: &{kernels:?}, images: &[{images}] }},\n"
+                "Source {{ name: {name:?}, is_for_hopper_alone: {}, kernels: &{kernels:?}, images: &[{images}] }},\n",
+                source.is_for_hopper_alone()
             );
         }
         Ok(list + "]}\n")

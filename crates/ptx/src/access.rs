@@ -67,7 +67,9 @@ pub(crate) const OPCODES: Opcodes = table! {
     "ld.local.u32": load Local unsigned(4), 1;
     "ld.shared.f32": load Shared unsigned(4), 1;
     "ld.shared.f64": load Shared unsigned(8), 1;
+    "ld.shared.u16": load Shared unsigned(2), 1;
     "ld.shared.u32": load Shared unsigned(4), 1;
+    "ld.shared.u8": load Shared unsigned(1), 1;
     "ld.shared.v4.f32": load Shared unsigned(4), 4;
     "ld.shared.v4.u32": load Shared unsigned(4), 4;
     "ld.v4.f32": load Generic unsigned(4), 4;
@@ -87,7 +89,9 @@ pub(crate) const OPCODES: Opcodes = table! {
     "st.local.u32": store Local unsigned(4), 1;
     "st.shared.f32": store Shared unsigned(4), 1;
     "st.shared.f64": store Shared unsigned(8), 1;
+    "st.shared.u16": store Shared unsigned(2), 1;
     "st.shared.u32": store Shared unsigned(4), 1;
+    "st.shared.u8": store Shared unsigned(1), 1;
     "st.shared.v4.f32": store Shared unsigned(4), 4;
     "st.shared.v4.u32": store Shared unsigned(4), 4;
 };
@@ -182,7 +186,7 @@ fn load(o: &mut PtxOperands, space: Named, element: Element, elements: usize) ->
                 outside,
                 space,
                 addresses[lane],
-                lane,
+                (lane, mask),
                 element.bytes * elements,
             )
             .map_err(|wrong| wrong.of_lane(lane))?;
@@ -202,11 +206,11 @@ fn load_lane(
     outside: &mut Outside,
     space: Named,
     address: u64,
-    lane: usize,
+    (lane, mask): (usize, LaneMask),
     bytes: usize,
 ) -> Result<[u8; 16], Wrong> {
     check_alignment(address, bytes)?;
-    let who = outside.who(warp, lane);
+    let who = outside.who(warp, lane).of(mask);
     match resolve(space, address)? {
         (Named::Shared, address) => outside.shared.load(address, bytes, AccessKind::Read, &who),
         (Named::Local, address) => warp.local[lane].peek(address, bytes),
@@ -266,7 +270,10 @@ fn store_lane(
     check_alignment(address, value.len())?;
     let who = outside.who(warp, lane);
     match resolve(space, address)? {
-        (Named::Shared, address) => outside.shared.store(address, value, &who),
+        (Named::Shared, address) => {
+            outside.mbarriers.check_write(address, value.len())?;
+            outside.shared.store(address, value, &who)
+        }
         (Named::Local, address) => warp.local[lane].poke(address, value),
         (Named::Global, address) => outside.global.store(address, value, &who),
         (space, address) => {

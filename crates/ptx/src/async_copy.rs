@@ -1,8 +1,8 @@
 //! Asynchronous copies from global to shared memory.
 //!
 //! A copy reads its source and writes its target at any time until its thread waits for it: so both accesses are noted when
-//! it is asked for and again when it is made, which is at the wait, and in between nobody has written the target. Copies that
-//! arrive on a barrier in shared memory are made when its phase ends.
+//! it is asked for. It is made at the wait, and in between nobody has written the target. Copies with which a thread arrives on a
+//! barrier in shared memory are made when its phase ends.
 
 use crate::access::{addresses, check_alignment};
 use crate::copies::AsyncCopy;
@@ -12,6 +12,8 @@ use crate::operands::PtxOperands;
 use crate::registers::{LaneMask, lanes};
 use crate::shadow::{AccessKind, Who};
 use crate::warp::Warp;
+use std::cell::Cell;
+use std::rc::Rc;
 
 pub(crate) const OPCODES: Opcodes = &[
     ("cp.async.ca.shared.global", |o| copy(o, &[4, 8, 16])),
@@ -59,6 +61,8 @@ fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
         let targets = addresses(to, &warp.registers, mask);
         outside.counts.count_shared(&targets, mask, bytes);
         let mut readers = 0;
+        let time = warp.copies.time;
+        warp.copies.time += 1;
         for lane in lanes(mask) {
             let asked = read_bytes.map_or(bytes, |slot| warp.registers.get(slot, lane) as usize);
             if asked > bytes {
@@ -67,16 +71,20 @@ fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
             }
             let copy = AsyncCopy {
                 lane,
-                group: None,
+                time,
+                group: Cell::new(None),
                 from: from.of_lane(&warp.registers, lane),
                 to: targets[lane],
                 bytes,
                 read_bytes: asked,
+                is_made: Cell::new(false),
+                is_awaited: Cell::new(false),
+                is_over: Cell::new(false),
             };
             readers |= LaneMask::from(copy.read_bytes > 0) << lane;
-            let who = outside.who(warp, lane);
+            let who = outside.who(warp, lane).copying(time);
             begin(outside, &copy, &who).map_err(|wrong| wrong.of_lane(lane))?;
-            warp.copies.under_way.push(copy);
+            warp.copies.under_way.push(Rc::new(copy));
         }
         let sources = addresses(from, &warp.registers, readers);
         outside.counts.count_global(&sources, readers, bytes);
@@ -84,12 +92,15 @@ fn copy(o: &mut PtxOperands, sizes: &'static [u64]) -> Decoded {
     }))
 }
 
+/// Notes what a copy accesses.
 fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong> {
     check_alignment(copy.to, copy.bytes)?;
     check_alignment(copy.from, copy.bytes)?;
-    if copy.read_bytes > 0 {
-        read(outside, copy, who)?;
-    }
+    outside.mbarriers.check_write(copy.to, copy.bytes)?;
+    let global = &mut *outside.global;
+    read(copy, |from, bytes| {
+        global.load(from, bytes, AccessKind::Read, who)
+    })?;
     outside
         .shared
         .note(copy.to, copy.bytes, AccessKind::Write, who)?;
@@ -97,47 +108,41 @@ fn begin(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong
 }
 
 /// The source bytes of a copy; the rest of the destination becomes 0.
-fn read(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<[u8; 16], Wrong> {
+fn read(
+    copy: &AsyncCopy,
+    mut load: impl FnMut(u64, usize) -> Result<[u8; 16], Wrong>,
+) -> Result<[u8; 16], Wrong> {
     let mut value = [0; 16];
     let mut at = 0;
     while at < copy.read_bytes {
         // The largest power of two that is left, so that every piece is aligned.
         let piece = 1 << (copy.read_bytes - at).ilog2();
-        let read = outside
-            .global
-            .load(copy.from + at as u64, piece, AccessKind::Read, who)?;
+        let read = load(copy.from + at as u64, piece)?;
         value[at..at + piece].copy_from_slice(&read[..piece]);
         at += piece;
     }
     Ok(value)
 }
 
-/// Completes all committed groups except each lane's `under_way` newest.
+/// Completes all committed groups except each lane's `newest`.
 fn finish(
     warp: &mut Warp,
     outside: &mut Outside,
     mask: LaneMask,
-    under_way: u32,
+    newest: u32,
 ) -> Result<(), Wrong> {
-    let groups = warp.copies.groups;
-    let is_due = |copy: &AsyncCopy| {
-        let is_old = |group| group + under_way < groups[copy.lane];
-        mask >> copy.lane & 1 == 1 && copy.group.is_some_and(is_old)
-    };
-    let (due, left) = std::mem::take(&mut warp.copies.under_way)
-        .into_iter()
-        .partition(is_due);
-    warp.copies.under_way = left;
-    let due: Vec<AsyncCopy> = due;
-    for copy in due {
-        let who = outside.who(warp, copy.lane);
-        deliver(outside, &copy, &who).map_err(|wrong| wrong.of_lane(copy.lane))?;
+    for copy in warp.copies.wait(mask, newest) {
+        deliver(outside, &copy).map_err(|wrong| wrong.of_lane(copy.lane))?;
+        copy.is_over.set(true);
     }
     Ok(())
 }
 
-/// Makes a copy.
-pub(crate) fn deliver(outside: &mut Outside, copy: &AsyncCopy, who: &Who) -> Result<(), Wrong> {
-    let value = read(outside, copy, who)?;
-    outside.shared.store(copy.to, &value[..copy.bytes], who)
+/// Makes a copy, if that is not done.
+pub(crate) fn deliver(outside: &mut Outside, copy: &AsyncCopy) -> Result<(), Wrong> {
+    if copy.is_made.replace(true) {
+        return Ok(());
+    }
+    let value = read(copy, |from, bytes| outside.global.peek(from, bytes))?;
+    outside.shared.poke(copy.to, &value[..copy.bytes])
 }

@@ -1,7 +1,7 @@
 //! Barriers: which warps have arrived, and when they may continue.
 
 use crate::clock::VectorClock;
-use crate::error::{MistakeKind, Wrong};
+use crate::error::{MistakeKind, Wrong, refuse};
 use crate::executable::{Barrier, Executable};
 use crate::kernel::PtxInstruction;
 use crate::registers::{LANES, LaneMask, lanes};
@@ -10,18 +10,20 @@ use crate::warp::{Arrival, Warp};
 /// Barriers of a block.
 const BARRIERS: u32 = 16;
 
-fn refuse<T>(message: String) -> Result<T, Wrong> {
-    Err(Wrong::new(MistakeKind::Barrier, message))
-}
-
 /// A warp that came to a barrier and did not wait there.
 pub(crate) struct Passing {
     pub(crate) arrival: Arrival,
     pub(crate) clock: VectorClock,
 }
 
-/// A warp comes to a barrier with the lanes of a mask.
-pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<Arrival, Wrong> {
+/// A warp of a block of so many comes to a barrier with the lanes of a mask.
+pub(crate) fn arrive(
+    warp: &Warp,
+    warps: usize,
+    barrier: &Barrier,
+    mask: LaneMask,
+) -> Result<Arrival, Wrong> {
+    let refuse = |message| refuse(MistakeKind::Barrier, message);
     if mask != warp.whole {
         return refuse(format!("of a warp only {mask:#010x} come to this barrier"));
     }
@@ -30,7 +32,7 @@ pub(crate) fn arrive(warp: &Warp, barrier: &Barrier, mask: LaneMask) -> Result<A
         let is_alike = lanes(mask).all(|lane| values[lane] == values[0]);
         is_alike.then_some(values[0])
     };
-    let block = (warp.clock.seen.len() * LANES) as u32;
+    let block = (warps * LANES) as u32;
     let threads = barrier.threads.map_or(Some(block), alike);
     let (Some(number), Some(threads)) = (alike(barrier.number), threads) else {
         return refuse("lanes of a warp name different barriers".into());
@@ -88,16 +90,16 @@ fn is_complete(mut arrivals: impl Iterator<Item = Arrival>) -> Result<bool, Wron
     let mut arrived = LANES as u32;
     for other in arrivals {
         if (other.threads, other.any.is_some()) != (threads, first.any.is_some()) {
-            return refuse(format!(
-                "barrier {number}: other threads wait there otherwise"
-            ));
+            let message = format!("barrier {number}: other threads wait there otherwise");
+            return refuse(MistakeKind::Barrier, message);
         }
         arrived += LANES as u32;
     }
     match arrived > threads {
-        true => refuse(format!(
-            "barrier {number}: {arrived} threads came, of {threads}"
-        )),
+        true => refuse(
+            MistakeKind::Barrier,
+            format!("barrier {number}: {arrived} threads came, of {threads}"),
+        ),
         false => Ok(arrived == threads),
     }
 }

@@ -10,9 +10,11 @@ pub(crate) const OPCODES: Opcodes = &[
         o.exactly(1)?;
         let members = o.source::<u32>(0)?;
         Ok(Executable::together(Some(members), |warp, _, mask| {
-            // Order among some lanes is not tracked: races between them are reported, ordered or not.
             if mask == warp.whole {
                 warp.synchronise();
+            } else {
+                let clock = warp.release(mask);
+                warp.acquire(mask, &clock);
             }
             Ok(())
         }))

@@ -11,7 +11,9 @@ macro_rules! table {
 }
 
 pub(crate) const OPCODES: Opcodes = table! {
+    "setp.eq.b16": u16, |a, b| a == b;
     "setp.eq.b32": u32, |a, b| a == b;
+    "setp.eq.b64": u64, |a, b| a == b;
     "setp.eq.f32": f32, |a, b| a == b;
     "setp.eq.f64": f64, |a, b| a == b;
     "setp.eq.s16": i16, |a, b| a == b;
@@ -39,6 +41,9 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.lt.u32": u32, |a, b| a < b;
     "setp.lt.u64": u64, |a, b| a < b;
     "setp.nan.f32": f32, |a, b| a.is_nan() || b.is_nan();
+    "setp.ne.b16": u16, |a, b| a != b;
+    "setp.ne.b32": u32, |a, b| a != b;
+    "setp.ne.b64": u64, |a, b| a != b;
     "setp.ne.s16": i16, |a, b| a != b;
     "setp.ne.s32": i32, |a, b| a != b;
     "setp.ne.s64": i64, |a, b| a != b;

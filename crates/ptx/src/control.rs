@@ -2,6 +2,7 @@
 
 use crate::executable::{Barrier, Decode, Decoded, Executable, Opcodes};
 use crate::operands::PtxOperands;
+use crate::warp::Wait;
 use crate::warp_group::UNIT;
 
 pub(crate) const OPCODES: Opcodes = &[
@@ -80,6 +81,10 @@ fn set_registers(o: &mut PtxOperands, is_more: bool) -> Decoded {
     }
     Ok(Executable::together(None, move |warp, outside, _| {
         let (warp, at) = (warp.index, outside.at);
-        outside.groups.ask(warp, at, (count, is_more))
+        let more = outside.groups.ask(warp, at, (count, is_more))?;
+        if !outside.groups.take(more) {
+            outside.waits.push(Wait::Registers(more));
+        }
+        Ok(())
     }))
 }

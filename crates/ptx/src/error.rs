@@ -72,7 +72,7 @@ pub enum MistakeKind {
     UnderWay,
     /// An instruction for four warps (`wgmma`, `setmaxnreg`) to which not all four come, or with other operands.
     Group,
-    /// An asynchronous copy or product that its thread never waited for.
+    /// An asynchronous copy or product that nobody waited for.
     Unfinished,
     /// A division by zero, or an operand without meaning.
     Meaningless,
@@ -104,4 +104,9 @@ impl Wrong {
             ..self
         }
     }
+}
+
+/// The error of a mistake.
+pub(crate) fn refuse<T>(kind: MistakeKind, message: impl Into<String>) -> Result<T, Wrong> {
+    Err(Wrong::new(kind, message))
 }

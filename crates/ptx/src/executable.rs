@@ -3,11 +3,11 @@
 use crate::error::{MistakeKind, Wrong};
 use crate::memory::AddressSpace;
 use crate::operands::{Constant, PtxOperands, by_lane};
-use crate::phase::{Mbarriers, PhaseWait};
+use crate::phase::Mbarriers;
 use crate::registers::{Condition, LANES, LaneMask, LaneValue, Register, Registers};
 use crate::report::AccessCounts;
 use crate::shadow::Who;
-use crate::warp::Warp;
+use crate::warp::{Wait, Warp};
 use crate::warp_group::WarpGroups;
 
 /// The state outside its warp that an instruction uses.
@@ -22,6 +22,8 @@ pub(crate) struct Outside<'a> {
     pub(crate) at: usize,
     pub(crate) mbarriers: &'a mut Mbarriers,
     pub(crate) groups: &'a mut WarpGroups,
+    /// Filled by an instruction whose lanes have to wait before the next one.
+    pub(crate) waits: &'a mut Vec<Wait>,
     /// Counts the cost of the instruction's accesses.
     pub(crate) counts: &'a mut AccessCounts,
 }
@@ -29,20 +31,13 @@ pub(crate) struct Outside<'a> {
 impl Outside<'_> {
     /// A lane of a warp, as one that accesses memory.
     pub(crate) fn who<'w>(&self, warp: &'w Warp, lane: usize) -> Who<'w> {
-        Who {
-            block: self.block,
-            thread: warp.index * LANES + lane,
-            time: warp.time,
-            met: warp.met,
-            seen: &warp.clock_of(lane).seen,
-        }
+        let thread = (self.block, warp.index * LANES + lane);
+        let times = [warp.time, warp.met, warp.copies.over[lane]];
+        Who::thread(thread, times, warp.clock_of(lane))
     }
 }
 
 type Compute = Box<dyn Fn(&mut Registers, LaneMask) + Send + Sync>;
-type Wait = Box<
-    dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<Option<PhaseWait>, Wrong> + Send + Sync,
->;
 type Access = Box<dyn Fn(&mut Warp, &mut Outside, LaneMask) -> Result<(), Wrong> + Send + Sync>;
 
 /// The reduction of a barrier, if it has one.
@@ -72,8 +67,6 @@ pub(crate) enum Executable {
     /// Goes on at a label; in a finished kernel, at an instruction.
     Branch(usize),
     Barrier(Barrier),
-    /// Asks whether a phase of a barrier in memory is over, and if not, goes on when it is.
-    Phase(Wait),
     /// Ends the thread.
     End,
 }

@@ -1,12 +1,10 @@
 //! A kernel, decoded, and what it is launched with.
 
+use crate::declaration::SharedArrays;
 use crate::executable::Executable;
 use crate::registers::{Condition, LANES, Numbered, Registers};
 use crate::shadow::BLOCKS_MAX;
 use std::collections::BTreeSet;
-
-/// Where dynamic shared memory lies: behind all arrays.
-pub(crate) const DYNAMIC_SHARED: u64 = 1 << 20;
 
 /// Shared memory of a block, static and dynamic, on a GPU of compute capability 8.0, and of 9.0.
 pub(crate) const SHARED_BYTES_MAX: usize = 163 << 10;
@@ -42,8 +40,7 @@ pub struct PtxKernel {
     pub(crate) has_products: bool,
     /// Registers before the first instruction.
     pub(crate) registers: Registers,
-    /// Arrays in shared memory: address, name, bytes.
-    pub(crate) shared: Vec<(u64, String, usize)>,
+    pub(crate) shared: SharedArrays,
     pub(crate) local_bytes: usize,
     /// Most threads of a block, if the kernel says.
     pub(crate) threads_max: Option<u64>,
@@ -56,6 +53,11 @@ impl PtxKernel {
     /// Its unmangled name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Threads that a multiprocessor has to hold, which the compiler divides its registers among.
+    pub(crate) fn threads_of_multiprocessor(&self) -> u32 {
+        self.threads_max.unwrap_or(THREADS_MAX).min(THREADS_MAX) as u32 * self.blocks_min.max(1)
     }
 
     /// The opcodes of its instructions.
@@ -120,7 +122,7 @@ impl PtxKernel {
         if blocks == 0 || blocks > BLOCKS_MAX || y.max(z) > 65_535 {
             return Err(format!("a grid of {:?} blocks", shape.grid));
         }
-        let fixed: usize = self.shared.iter().map(|(_, _, bytes)| bytes).sum();
+        let fixed: usize = self.shared.fixed.iter().map(|(_, _, bytes)| bytes).sum();
         let shared_bytes_max = self.shared_bytes_max;
         if fixed + shape.shared_bytes > shared_bytes_max {
             let asked = fixed + shape.shared_bytes;

@@ -41,6 +41,7 @@ mod compare;
 mod control;
 mod convert;
 mod copies;
+mod declaration;
 mod descriptor;
 mod driver;
 mod error;

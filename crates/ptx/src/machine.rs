@@ -6,7 +6,7 @@
 
 use crate::barrier::{self, Passing};
 use crate::clock::VectorClock;
-use crate::error::{Mistake, MistakeKind, Wrong};
+use crate::error::{Mistake, MistakeKind, Wrong, refuse};
 use crate::executable::{Barrier, Executable, Outside};
 use crate::kernel::{PtxInstruction, PtxKernel};
 use crate::memory::AddressSpace;
@@ -15,8 +15,9 @@ use crate::phase::Mbarriers;
 use crate::products::WarpProducts;
 use crate::registers::{File, LANES, LaneMask, Numbered, Register, Registers, lanes};
 use crate::report::{AccessCounts, LineCounts, Report};
-use crate::warp::{LaneGroup, Warp};
+use crate::warp::{LaneGroup, Wait, Warp};
 use crate::warp_group::WarpGroups;
+use std::collections::BTreeSet;
 
 /// A block that executes more warp instructions than this counts as endless.
 const INSTRUCTIONS_MAX: u64 = 1 << 28;
@@ -55,9 +56,37 @@ struct Running {
     passing: Vec<Passing>,
     mbarriers: Mbarriers,
     groups: WarpGroups,
+    /// What the lanes that run have to wait for after their instruction.
+    waits: Vec<Wait>,
+}
+
+/// Where lanes go on after an instruction.
+enum Next {
+    Instruction,
+    /// Where their branch went.
+    Target,
+    /// Here, when others have run.
+    Later,
+    /// Nowhere: they have ended.
+    Nowhere,
 }
 
 impl Running {
+    /// Whether a wait is over; then the registers that it was for are taken.
+    fn is_over(&mut self, wait: Wait) -> bool {
+        match wait {
+            Wait::Phase(phase) => self.mbarriers.is_over(phase),
+            Wait::Registers(more) => self.groups.take(more),
+            Wait::Turn => true,
+        }
+    }
+
+    /// Errors, with a warp and an instruction, if something is left undone when the block ends.
+    fn check_end(&self) -> Result<(), (usize, usize, Wrong)> {
+        self.groups.check_end()?;
+        self.mbarriers.check_end()
+    }
+
     /// Lanes come to a barrier. Returns whether they go on at once.
     fn meet(
         &mut self,
@@ -70,7 +99,7 @@ impl Running {
         if group.is_waiting {
             return Ok(false);
         }
-        let arrival = barrier::arrive(warp, barrier, mask)?;
+        let arrival = barrier::arrive(warp, self.groups.warps(), barrier, mask)?;
         if barrier.is_passed {
             let clock = warp.release(mask);
             self.passing.push(Passing { arrival, clock });
@@ -97,7 +126,8 @@ impl Machine<'_> {
                 number: number as u64,
                 passing: Vec::new(),
                 mbarriers: Mbarriers::default(),
-                groups: WarpGroups::new(warps.len(), self.kernel.blocks_min),
+                groups: WarpGroups::new(warps.len(), self.kernel.threads_of_multiprocessor()),
+                waits: Vec::new(),
             };
             self.shared.begin_block();
             self.budget = INSTRUCTIONS_MAX;
@@ -105,7 +135,7 @@ impl Machine<'_> {
                 self.begin(warp, index);
             }
             self.run_block(&mut running, &mut warps)?;
-            let ended = running.groups.check_end();
+            let ended = running.check_end();
             ended.map_err(|(warp, at, wrong)| {
                 let lanes = LaneMask::MAX;
                 self.fault(&running, warp, Stopped { at, lanes, wrong })
@@ -170,8 +200,7 @@ impl Machine<'_> {
         warp.copies = Default::default();
         let words = self.kernel.registers.words.len();
         warp.products = self.kernel.has_products.then(|| WarpProducts::new(words));
-        let threads = width * height * self.block[2];
-        warp.clock = VectorClock::new((threads as usize).div_ceil(LANES));
+        warp.clock = VectorClock::default();
         warp.ahead.fill(None);
         warp.time = 0;
         warp.met = 0;
@@ -190,7 +219,9 @@ impl Machine<'_> {
             let before = self.budget;
             for warp in warps.iter_mut().filter(|warp| warp.arrival.is_none()) {
                 for group in &mut warp.groups {
-                    group.phase = group.phase.filter(|wait| !running.mbarriers.is_over(*wait));
+                    if group.waits.iter().any(|wait| running.is_over(*wait)) {
+                        group.waits.clear();
+                    }
                 }
                 let ran = self.run_warp(running, warp);
                 ran.map_err(|stopped| self.fault(running, warp.index, stopped))?;
@@ -213,17 +244,29 @@ impl Machine<'_> {
         }
     }
 
-    /// Every warp waits: the first of those that wait for a phase, or else of those at barriers.
+    /// Every warp waits: the first of those that wait for registers, or else for phases, or else at barriers.
     fn deadlock(&self, running: &Running, warps: &[Warp]) -> Box<Mistake> {
-        let groups = warps
+        let (mut registers, mut phases, mut addresses) = (None, None, BTreeSet::new());
+        for (warp, group) in warps
             .iter()
-            .flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
-        let waiting = groups.filter_map(|(warp, group)| Some((warp, group, group.phase?.address)));
-        let addresses = waiting.clone().map(|(_, _, address)| address).collect();
-        if let Some((warp, group, _)) = waiting.clone().next() {
-            let (at, lanes) = (group.at - 1, group.lanes);
-            let wrong = running.mbarriers.stuck(&addresses);
-            return self.fault(running, warp.index, Stopped { at, lanes, wrong });
+            .flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)))
+        {
+            let place = (warp.index, group.at.saturating_sub(1), group.lanes);
+            for wait in &group.waits {
+                match wait {
+                    Wait::Registers(more) => registers = registers.or(Some((place, *more))),
+                    Wait::Phase(phase) => {
+                        phases = phases.or(Some(place));
+                        addresses.insert(phase.address);
+                    }
+                    Wait::Turn => {}
+                }
+            }
+        }
+        let registers = registers.map(|(place, more)| (place, running.groups.stuck(more)));
+        let phases = phases.map(|place| (place, running.mbarriers.stuck(&addresses)));
+        if let Some(((warp, at, lanes), wrong)) = registers.or(phases) {
+            return self.fault(running, warp, Stopped { at, lanes, wrong });
         }
         let mut arrivals = warps
             .iter()
@@ -256,13 +299,13 @@ impl Machine<'_> {
         })
     }
 
-    /// Runs a warp until it ends or is at a barrier, or all its lanes wait for phases.
+    /// Runs a warp until it ends or is at a barrier, or all its lanes wait for others.
     fn run_warp(&mut self, running: &mut Running, warp: &mut Warp) -> Result<(), Stopped> {
         while !warp.groups.is_empty() && warp.arrival.is_none() {
             warp.merge();
             // They are in the order of the text.
             let Some(next) = warp.groups.iter().position(LaneGroup::is_ready) else {
-                return match warp.groups.iter().any(|group| group.phase.is_some()) {
+                return match warp.groups.iter().any(|group| !group.waits.is_empty()) {
                     true => Ok(()),
                     false => Err(stuck(warp)),
                 };
@@ -294,75 +337,89 @@ impl Machine<'_> {
                 Some(guard) => group.lanes & guard.lanes(&warp.registers),
             };
             let (at, lanes) = (group.at, mask);
-            let stopped = |wrong| Stopped { at, lanes, wrong };
-            self.budget -= 1;
-            if self.budget == 0 {
-                return Err(stopped(Wrong::new(MistakeKind::Endless, "it does not end")));
+            let next = self
+                .prepare(warp, &group, mask)
+                .and_then(|()| self.execute(running, warp, &mut group, mask));
+            match next.map_err(|wrong| Stopped { at, lanes, wrong })? {
+                Next::Instruction => group.at += 1,
+                Next::Target if is_alone => {}
+                // The jump may have passed other groups, so return and pick again.
+                Next::Target | Next::Later => break,
+                Next::Nowhere => return Ok(()),
             }
-            self.instructions += u64::from(mask.count_ones());
-            self.has_run[group.at] |= mask != 0;
-            check_registers(instruction, &warp.registers, group.lanes, mask).map_err(stopped)?;
-            if let Some(products) = warp.products.as_mut().filter(|_| mask != 0) {
-                let touched = products.touch(&instruction.read, &instruction.written);
-                touched.map_err(stopped)?;
-            }
-            // Nobody reads a result before the instruction is through, even if that waits for other lanes.
-            warp.registers.set_written(&instruction.written, mask);
-            match &instruction.action {
-                Executable::Compute(run) => run(&mut warp.registers, mask),
-                Executable::Access(run) => {
-                    let mut outside = self.outside(running, group.at);
-                    run(warp, &mut outside, mask).map_err(stopped)?;
-                }
-                Executable::Together { members, run } => {
-                    let Some(sets) = sets(warp, *members, mask).map_err(stopped)? else {
-                        group.is_waiting = true;
-                        break;
-                    };
-                    let mut outside = self.outside(running, group.at);
-                    for set in sets {
-                        run(warp, &mut outside, set).map_err(stopped)?;
-                    }
-                }
-                Executable::Branch(target) => {
-                    let has_parted = branch(warp, &mut group, *target, mask);
-                    // The jump may have passed other groups, so return and pick again.
-                    match is_alone && !has_parted {
-                        true => continue,
-                        false => break,
-                    }
-                }
-                Executable::Phase(run) => {
-                    let mut outside = self.outside(running, group.at);
-                    group.phase = run(warp, &mut outside, mask).map_err(stopped)?;
-                    if group.phase.is_some() {
-                        group.at += 1;
-                        break;
-                    }
-                }
-                // No lane comes: its predicate is false in all of them.
-                Executable::Barrier(_) if mask == 0 => {}
-                Executable::Barrier(barrier) => {
-                    let goes_on = running.meet(warp, barrier, &mut group, mask);
-                    if !goes_on.map_err(stopped)? {
-                        break;
-                    }
-                }
-                Executable::End => {
-                    check_copies(warp, mask).map_err(stopped)?;
-                    if let Some(products) = warp.products.as_ref().filter(|_| mask != 0) {
-                        products.check_end().map_err(stopped)?;
-                    }
-                    group.lanes &= !mask;
-                    if group.lanes == 0 {
-                        return Ok(());
-                    }
-                }
-            }
-            group.at += 1;
         }
         warp.groups.push(group);
         Ok(())
+    }
+
+    /// Counts an instruction that the lanes of a mask are about to execute, and checks its registers.
+    #[inline]
+    fn prepare(&mut self, warp: &mut Warp, group: &LaneGroup, mask: LaneMask) -> Result<(), Wrong> {
+        let instruction = &self.kernel.code[group.at];
+        self.budget -= 1;
+        if self.budget == 0 {
+            return refuse(MistakeKind::Endless, "it does not end");
+        }
+        self.instructions += u64::from(mask.count_ones());
+        self.has_run[group.at] |= mask != 0;
+        check_registers(instruction, &warp.registers, group.lanes, mask)?;
+        if let Some(products) = warp.products.as_mut().filter(|_| mask != 0) {
+            products.touch(&instruction.read, &instruction.written)?;
+        }
+        // Nobody reads a result before the instruction is through, even if that waits for other lanes.
+        warp.registers.set_written(&instruction.written, mask);
+        Ok(())
+    }
+
+    #[inline]
+    fn execute(
+        &mut self,
+        running: &mut Running,
+        warp: &mut Warp,
+        group: &mut LaneGroup,
+        mask: LaneMask,
+    ) -> Result<Next, Wrong> {
+        let kernel = self.kernel;
+        match &kernel.code[group.at].action {
+            Executable::Compute(run) => run(&mut warp.registers, mask),
+            Executable::Access(run) => run(warp, &mut self.outside(running, group.at), mask)?,
+            Executable::Together { members, run } => {
+                let Some(sets) = sets(warp, *members, mask)? else {
+                    group.is_waiting = true;
+                    return Ok(Next::Later);
+                };
+                let mut outside = self.outside(running, group.at);
+                for set in sets {
+                    run(warp, &mut outside, set)?;
+                }
+            }
+            Executable::Branch(target) => {
+                return Ok(match branch(warp, group, *target, mask) {
+                    true => Next::Later,
+                    false => Next::Target,
+                });
+            }
+            // No lane comes: its predicate is false in all of them.
+            Executable::Barrier(_) if mask == 0 => {}
+            Executable::Barrier(barrier) => {
+                if !running.meet(warp, barrier, group, mask)? {
+                    return Ok(Next::Later);
+                }
+            }
+            Executable::End => {
+                check_end(warp, mask)?;
+                group.lanes &= !mask;
+                if group.lanes == 0 {
+                    return Ok(Next::Nowhere);
+                }
+            }
+        }
+        if running.waits.is_empty() {
+            return Ok(Next::Instruction);
+        }
+        std::mem::swap(&mut group.waits, &mut running.waits);
+        group.at += 1;
+        Ok(Next::Later)
     }
 
     fn outside<'b>(&'b mut self, running: &'b mut Running, at: usize) -> Outside<'b> {
@@ -375,6 +432,7 @@ impl Machine<'_> {
             at,
             mbarriers: &mut running.mbarriers,
             groups: &mut running.groups,
+            waits: &mut running.waits,
             counts: &mut self.counts[at],
         }
     }
@@ -429,13 +487,17 @@ fn check_registers(
     Err(wrong.of_lane(lanes.trailing_zeros() as usize))
 }
 
-fn check_copies(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
+/// Errors if lanes end before their products, or their copies.
+fn check_end(warp: &Warp, mask: LaneMask) -> Result<(), Wrong> {
     let copies = warp.copies.count(mask);
-    if copies == 0 {
-        return Ok(());
+    if copies > 0 {
+        let message = format!("ended with {copies} asynchronous copies that were not waited for");
+        return refuse(MistakeKind::Unfinished, message);
     }
-    let message = format!("ended with {copies} asynchronous copies that were not waited for");
-    Err(Wrong::new(MistakeKind::Unfinished, message))
+    match warp.products.as_ref().filter(|_| mask != 0) {
+        Some(products) => products.check_end(),
+        None => Ok(()),
+    }
 }
 
 /// Splits the arrived lanes by member mask; `None` while some member is missing.

@@ -2,17 +2,17 @@
 
 use crate::access::check_alignment;
 use crate::async_copy::deliver;
-use crate::error::{MistakeKind, Wrong};
+use crate::clock::{COPIES, VectorClock};
+use crate::copies::AsyncCopy;
+use crate::error::{MistakeKind, Wrong, refuse};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
 use crate::operands::{PtxOperand, PtxOperands};
-use crate::phase::{LateCopy, Mbarrier, PhaseArrival, PhaseWait};
+use crate::phase::{BYTES, LateCopy, Mbarrier, PhaseArrival, PhaseWait};
 use crate::registers::{LANES, LaneMask, Register, lanes};
-use crate::shadow::{AccessKind, Who};
-use crate::warp::Warp;
+use crate::shadow::AccessKind;
+use crate::warp::{Wait, Warp};
 use std::rc::Rc;
 
-/// Bytes of a barrier.
-const BYTES: usize = 8;
 /// Most arrivals, or bytes, of a phase.
 const COUNT_MAX: u32 = (1 << 20) - 1;
 
@@ -47,18 +47,18 @@ pub(crate) const OPCODES: Opcodes = &[
         arrival(o, count, None)
     }),
     ("mbarrier.init.shared::cta.b64", init),
+    ("mbarrier.inval.shared::cta.b64", invalidate),
     ("mbarrier.try_wait.parity.shared::cta.b64", try_wait),
 ];
-
-fn refuse<T>(message: String) -> Result<T, Wrong> {
-    Err(Wrong::new(MistakeKind::Barrier, message))
-}
 
 /// A number of arrivals or bytes that a barrier can count.
 fn counted(count: u32, least: u32) -> Result<u32, Wrong> {
     match count {
         count if (least..=COUNT_MAX).contains(&count) => Ok(count),
-        count => refuse(format!("a barrier cannot count {count}")),
+        count => refuse(
+            MistakeKind::Barrier,
+            format!("a barrier cannot count {count}"),
+        ),
     }
 }
 
@@ -76,7 +76,10 @@ fn init(o: &mut PtxOperands) -> Decoded {
                 let expected = counted(warp.registers.get(count, lane), 1)?;
                 match outside.mbarriers.0.insert(at, Mbarrier::new(expected)) {
                     None => Ok(()),
-                    Some(_) => refuse(format!("there is a barrier at {at:#x} already")),
+                    Some(_) => refuse(
+                        MistakeKind::Barrier,
+                        format!("there is a barrier at {at:#x} already"),
+                    ),
                 }
             });
             made.map_err(|wrong| wrong.of_lane(lane))?;
@@ -85,18 +88,38 @@ fn init(o: &mut PtxOperands) -> Decoded {
     }))
 }
 
-/// Errors unless there is a barrier at an address that a lane uses, whose bytes nobody has written since.
-fn check_use(outside: &mut Outside, warp: &Warp, lane: usize, at: u64) -> Result<(), Wrong> {
+/// `[at]`: from here on there is no barrier.
+fn invalidate(o: &mut PtxOperands) -> Decoded {
+    o.exactly(1)?;
+    let address = o.address(0)?;
+    Ok(Executable::access(move |warp, outside, mask| {
+        for lane in lanes(mask) {
+            let at = address.of_lane(&warp.registers, lane);
+            let ended = check_use(outside, warp, lane, at, AccessKind::Write);
+            let ended = ended.and_then(|()| outside.mbarriers.remove(at));
+            ended.map_err(|wrong| wrong.of_lane(lane))?;
+        }
+        Ok(())
+    }))
+}
+
+/// Errors unless there is a barrier at an address that a lane uses.
+fn check_use(
+    outside: &mut Outside,
+    warp: &Warp,
+    lane: usize,
+    at: u64,
+    kind: AccessKind,
+) -> Result<(), Wrong> {
     check_alignment(at, BYTES)?;
     let who = outside.who(warp, lane);
-    outside.shared.note(at, BYTES, AccessKind::Read, &who)?;
-    if !outside.mbarriers.0.contains_key(&at) {
-        return refuse(format!("there is no barrier at {at:#x}"));
-    }
-    let mut halves = [at, at + 4].into_iter();
-    match halves.any(|half| outside.shared.peek(half, 4).is_ok()) {
-        true => refuse(format!("the barrier at {at:#x} was overwritten")),
-        false => Ok(()),
+    outside.shared.note(at, BYTES, kind, &who)?;
+    match outside.mbarriers.0.contains_key(&at) {
+        true => Ok(()),
+        false => refuse(
+            MistakeKind::Barrier,
+            format!("there is no barrier at {at:#x}"),
+        ),
     }
 }
 
@@ -112,120 +135,151 @@ fn arrival(
         _ => Some(o.target::<u64>(0)?),
     };
     Ok(Executable::access(move |warp, outside, mask| {
-        let clock = Rc::new(warp.release(mask));
+        let mut arrivals = Vec::new();
         for lane in lanes(mask) {
             let at = address.of_lane(&warp.registers, lane);
             let number = |slot: Option<Register<u32>>, least| {
                 slot.map(|slot| counted(warp.registers.get(slot, lane), least))
                     .transpose()
             };
-            let arrived = check_use(outside, warp, lane, at).and_then(|()| {
-                let arrival = PhaseArrival {
-                    count: number(count, 1)?.unwrap_or(1),
+            let arrival = number(count, 1).and_then(|count| {
+                Ok(LaneArrival {
+                    lane,
+                    at,
+                    count: count.unwrap_or(1),
                     bytes: number(bytes, 0)?.unwrap_or(0).into(),
-                    clock: clock.clone(),
-                    copies: Vec::new(),
-                };
-                arrive(outside, at, arrival)
+                })
             });
-            let phase = arrived.map_err(|wrong| wrong.of_lane(lane))?;
-            if let Some(state) = state {
-                warp.registers.set(state, lane, phase.into());
-            }
+            arrivals.push(arrival.map_err(|wrong| wrong.of_lane(lane))?);
         }
-        Ok(())
+        arrive(warp, outside, &arrivals, state, |warp, mask| {
+            (warp.release(mask), Vec::new())
+        })
     }))
 }
 
-/// `[at]`: arrives when the copies are made that the thread has asked for.
+/// `[at]`: arrives when the copies are made that the thread has asked for, and tells of nothing else.
 fn arrive_with_copies(o: &mut PtxOperands) -> Decoded {
     o.exactly(1)?;
     let address = o.address(0)?;
     Ok(Executable::access(move |warp, outside, mask| {
-        let time = warp.time;
-        let clock = Rc::new(warp.release(mask));
-        for lane in lanes(mask) {
-            let at = address.of_lane(&warp.registers, lane);
-            let copies = warp.copies.take(lane).into_iter();
-            let copies = copies.map(|copy| LateCopy {
-                copy,
-                thread: warp.index * LANES + lane,
-                time,
-                met: warp.met,
-                clock: clock.clone(),
-            });
-            let arrival = PhaseArrival {
-                count: 1,
-                bytes: 0,
-                clock: clock.clone(),
-                copies: copies.collect(),
-            };
-            let checked = check_use(outside, warp, lane, at);
-            let arrived = checked.and_then(|()| arrive(outside, at, arrival));
-            arrived.map_err(|wrong| wrong.of_lane(lane))?;
-        }
-        Ok(())
+        let arrival = |lane| LaneArrival {
+            lane,
+            at: address.of_lane(&warp.registers, lane),
+            count: 1,
+            bytes: 0,
+        };
+        let arrivals: Vec<LaneArrival> = lanes(mask).map(arrival).collect();
+        arrive(warp, outside, &arrivals, None, |warp, mask| {
+            let mut clock = VectorClock::default();
+            let asked = warp.times(mask, [warp.copies.time; LANES]);
+            clock.seen.raise(COPIES + warp.index, &asked);
+            let copies = lanes(mask).flat_map(|lane| warp.copies.awaited(lane));
+            (clock, copies.collect())
+        })
     }))
 }
 
-/// `p, [at], parity`: whether the phase of that parity is over. If not, it says no and the lanes go on when it is.
+/// A lane arrives on a barrier.
+struct LaneArrival {
+    lane: usize,
+    at: u64,
+    count: u32,
+    bytes: u64,
+}
+
+/// Lanes arrive, and leave in `state` how many phases were over before. `told` gives what precedes those who learn that the lanes of
+/// a mask arrived, and the copies for which these do. Makes the copies of a phase that is over.
+fn arrive(
+    warp: &mut Warp,
+    outside: &mut Outside,
+    mut arrivals: &[LaneArrival],
+    state: Option<Register<u64>>,
+    told: impl Fn(&mut Warp, LaneMask) -> (VectorClock, Vec<Rc<AsyncCopy>>),
+) -> Result<(), Wrong> {
+    for LaneArrival { lane, at, .. } in arrivals {
+        let checked = check_use(outside, warp, *lane, *at, AccessKind::Read);
+        checked.map_err(|wrong| wrong.of_lane(*lane))?;
+    }
+    while let Some(LaneArrival { lane, at, .. }) = arrivals.first() {
+        let at = *at;
+        // Lanes of one phase arrive together.
+        let mut left = outside.mbarriers.missing(at);
+        let fits = |next: &&LaneArrival| {
+            let is_fitting = next.at == at && next.count <= left;
+            left = left.saturating_sub(next.count);
+            is_fitting
+        };
+        let together = arrivals.iter().take_while(fits).count().max(1);
+        let (now, later) = arrivals.split_at(together);
+        arrivals = later;
+        let mask = now.iter().fold(0, |mask, one| mask | 1 << one.lane);
+        let (clock, copies) = told(warp, mask);
+        let late = |copy| LateCopy {
+            copy,
+            warp: warp.index,
+            at: outside.at,
+        };
+        let arrival = PhaseArrival {
+            count: now.iter().map(|one| one.count).sum(),
+            bytes: now.iter().map(|one| one.bytes).sum(),
+            clock,
+            copies: copies.into_iter().map(late).collect(),
+        };
+        let arrived = outside.mbarriers.arrive(at, arrival);
+        let (before, is_over) = arrived.map_err(|wrong| wrong.of_lane(*lane))?;
+        if is_over {
+            let made: Vec<Rc<AsyncCopy>> = outside.mbarriers.made(at).cloned().collect();
+            made.iter().try_for_each(|copy| deliver(outside, copy))?;
+        }
+        if let Some(state) = state {
+            lanes(mask).for_each(|lane| warp.registers.set(state, lane, before.into()));
+        }
+    }
+    Ok(())
+}
+
+/// `p, [at], parity`: whether the phase of that parity is over. Lanes that hear no go on when it is.
 fn try_wait(o: &mut PtxOperands) -> Decoded {
     o.exactly(3)?;
     let (target, address) = (o.predicate_target(0)?, o.address(1)?);
     let parity = o.source::<u32>(2)?;
-    Ok(Executable::Phase(Box::new(move |warp, outside, mask| {
-        let (mut over, mut wait) = (0, None);
+    Ok(Executable::access(move |warp, outside, mask| {
         let mut waits: Vec<(u64, bool, LaneMask)> = Vec::new();
         for lane in lanes(mask) {
             let at = address.of_lane(&warp.registers, lane);
             let parity = warp.registers.get(parity, lane);
-            let checked = check_use(outside, warp, lane, at).and_then(|()| match parity {
+            let checked = check_use(outside, warp, lane, at, AccessKind::Read);
+            let checked = checked.and_then(|()| match parity {
                 0 | 1 => Ok(()),
-                _ => refuse(format!("{parity} is no parity")),
+                _ => refuse(MistakeKind::Barrier, format!("{parity} is no parity")),
             });
             checked.map_err(|wrong| wrong.of_lane(lane))?;
             let parity = parity == 1;
-            match waits
-                .iter_mut()
-                .find(|wait| (wait.0, wait.1) == (at, parity))
-            {
+            let mut others = waits.iter_mut();
+            match others.find(|wait| (wait.0, wait.1) == (at, parity)) {
                 Some((_, _, lanes)) => *lanes |= 1 << lane,
                 None => waits.push((at, parity, 1 << lane)),
             }
         }
+        let mut over = 0;
         for (address, parity, lanes) in waits {
-            match outside.mbarriers.0[&address].over(parity) {
+            let barrier = outside.mbarriers.0.get_mut(&address);
+            match barrier.and_then(|barrier| barrier.wait(parity)) {
                 Some(clock) => {
                     warp.acquire(lanes, clock);
                     over |= lanes;
                 }
-                None => wait = Some(PhaseWait { address, parity }),
+                None => outside
+                    .waits
+                    .push(Wait::Phase(PhaseWait { address, parity })),
             }
         }
+        // Those that heard yes go on at once.
+        if over != 0 && over != mask {
+            outside.waits.push(Wait::Turn);
+        }
         warp.registers.write_predicate(target, mask, over);
-        Ok(wait)
-    })))
-}
-
-/// Arrives on a barrier, and makes the copies of its phase if that is over. Gives how many phases were over before.
-fn arrive(outside: &mut Outside, address: u64, arrival: PhaseArrival) -> Result<u32, Wrong> {
-    let (before, copies) = outside.mbarriers.arrive(address, arrival)?;
-    for late in copies {
-        make(outside, &late)?;
-    }
-    Ok(before)
-}
-
-fn make(outside: &mut Outside, late: &LateCopy) -> Result<(), Wrong> {
-    let who = Who {
-        block: outside.block,
-        thread: late.thread,
-        time: late.time,
-        met: late.met,
-        seen: &late.clock.seen,
-    };
-    deliver(outside, &late.copy, &who).map_err(|wrong| {
-        let message = format!("a copy by thread number {}: {}", late.thread, wrong.message);
-        Wrong::new(wrong.kind, message)
-    })
+        Ok(())
+    }))
 }

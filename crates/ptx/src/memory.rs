@@ -80,11 +80,14 @@ impl Region {
         who: &Who,
     ) -> Result<(), Wrong> {
         let noted = self.shadow.note(offset, bytes, touch, launch, who);
-        noted.map_err(|other| {
+        noted.map_err(|(kind, other)| {
             let what = self.describe(self.base + offset as u64, bytes);
-            let message =
-                format!("a race: {touch:?} of {what}, though {other} and nothing orders the two");
-            Wrong::new(MistakeKind::Race, message)
+            let (name, lacking) = match kind {
+                MistakeKind::Unfenced => ("no fence", "no fence.proxy.async was between"),
+                _ => ("a race", "nothing orders the two"),
+            };
+            let message = format!("{name}: {touch:?} of {what}, though {other} and {lacking}");
+            Wrong::new(kind, message)
         })
     }
 
@@ -181,12 +184,12 @@ impl AddressSpace {
     ) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let launch = self.launch;
         let (region, offset) = self.locate(address, bytes)?;
+        let value = region.value(offset, bytes)?;
         region.note(offset, bytes, touch, launch, who)?;
-        region.value(offset, bytes)
+        Ok(value)
     }
 
-    /// Reads memory without a race check: what only one thread can reach, and what a barrier in memory or a product reads, whose reads are
-    /// noted apart.
+    /// Reads memory without a race check: what only one thread can reach, and what a copy reads that was noted before.
     pub(crate) fn peek(&self, address: u64, bytes: usize) -> Result<[u8; ACCESS_BYTES_MAX], Wrong> {
         let index = self.holder(address, bytes);
         let region = &self.regions[index.ok_or_else(|| self.outside(address, bytes))?];
@@ -203,7 +206,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Writes memory that only one thread can reach, without a race check.
+    /// Writes memory without a race check: what only one thread can reach, and what a copy writes that was noted before.
     pub(crate) fn poke(&mut self, address: u64, value: &[u8]) -> Result<(), Wrong> {
         let (region, offset) = self.locate(address, value.len())?;
         region.set(offset, value);
@@ -221,31 +224,6 @@ impl AddressSpace {
         let launch = self.launch;
         let (region, offset) = self.locate(address, bytes)?;
         region.note(offset, bytes, touch, launch, who)
-    }
-
-    /// Notes that a product of a warp reads 16 bytes; `fenced` has the times before which writes are visible to it.
-    pub(crate) fn note_product(
-        &mut self,
-        address: u64,
-        who: &Who,
-        fenced: &[u32],
-    ) -> Result<(), Wrong> {
-        let launch = self.launch;
-        let (region, offset) = self.locate(address, ACCESS_BYTES_MAX)?;
-        let noted = region
-            .shadow
-            .note_product(offset, ACCESS_BYTES_MAX, launch, who, fenced);
-        noted.map_err(|(kind, other)| {
-            let what = region.describe(address, ACCESS_BYTES_MAX);
-            let lacking = match kind {
-                MistakeKind::Unfenced => "no fence.proxy.async was between",
-                _ => "nothing orders the two",
-            };
-            Wrong::new(
-                kind,
-                format!("a product reads {what}, though {other} and {lacking}"),
-            )
-        })
     }
 
     /// Marks these bytes as unwritten.

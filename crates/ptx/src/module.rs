@@ -1,7 +1,7 @@
 //! A module: its kernels, and how one is launched.
 
 use crate::error::{LaunchError, ParseError};
-use crate::kernel::{ArgumentValue, DYNAMIC_SHARED, PtxKernel, Shape};
+use crate::kernel::{ArgumentValue, PtxKernel, Shape};
 use crate::machine::Machine;
 use crate::memory::{AddressSpace, GlobalMemory};
 use crate::report::{AccessCounts, Report};
@@ -53,11 +53,15 @@ impl Module {
         kernel.check_shape(shape).map_err(refuse)?;
         let parameters = kernel.lay_out(arguments).map_err(refuse)?;
         let mut shared = AddressSpace::default();
-        for (address, name, bytes) in &kernel.shared {
+        for (address, name, bytes) in &kernel.shared.fixed {
             shared.add(*address, name, *bytes);
         }
         if shape.shared_bytes > 0 {
-            shared.add(DYNAMIC_SHARED, "dynamic shared memory", shape.shared_bytes);
+            shared.add(
+                kernel.shared.dynamic,
+                "dynamic shared memory",
+                shape.shared_bytes,
+            );
         }
         let machine = Machine {
             text: &self.text,

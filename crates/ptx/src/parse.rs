@@ -1,11 +1,11 @@
 //! Reads a module: directives, declarations, and the instructions of each kernel.
 
 use crate::access::VARIABLES_WINDOW;
+use crate::declaration::{Declaration, GAP_BYTES, SharedArrays, type_bytes};
 use crate::error::ParseError;
 use crate::executable::Executable;
 use crate::kernel::{
-    DYNAMIC_SHARED, PtxInstruction, PtxKernel, PtxParameter, SHARED_BYTES_MAX,
-    SHARED_BYTES_MAX_ON_HOPPER,
+    PtxInstruction, PtxKernel, PtxParameter, SHARED_BYTES_MAX, SHARED_BYTES_MAX_ON_HOPPER,
 };
 use crate::memory::AddressSpace;
 use crate::opcodes;
@@ -13,25 +13,6 @@ use crate::operands::{Names, PtxOperand, PtxOperands};
 use crate::registers::Condition;
 use crate::text::{Token, tokens};
 use std::collections::{HashMap, HashSet};
-
-/// The gap between two variables or shared arrays: a whole row of banks, so that it does not change which lanes conflict.
-const GAP_BYTES: u64 = 128;
-
-/// Where shared arrays of the module lie, behind those of kernels.
-const MODULE_SHARED: u64 = 1 << 19;
-
-/// Arrays in shared memory: address, name, bytes.
-type Shared = Vec<(u64, String, usize)>;
-
-/// Adds an array to others, the first of which lies at `first`, and gives its address.
-fn add_shared(arrays: &mut Shared, first: u64, declaration: &Declaration) -> u64 {
-    let last = arrays.last();
-    let end = last.map_or(first, |(base, _, bytes)| base + *bytes as u64 + GAP_BYTES);
-    // No better aligned than it is declared, so that an access that asks for more shows.
-    let base = end.next_multiple_of(declaration.alignment.max(16)) + declaration.alignment % 16;
-    arrays.push((base, declaration.name.into(), declaration.bytes()));
-    base
-}
 
 /// Reads a text: its kernels and its variables.
 pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseError> {
@@ -42,7 +23,7 @@ pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseE
         variables: AddressSpace::default(),
         variables_end: VARIABLES_WINDOW,
         shared: Vec::new(),
-        shared_bytes_max: SHARED_BYTES_MAX,
+        target: "",
     };
     let mut kernels = Vec::new();
     while let Some(token) = parser.peek() {
@@ -59,26 +40,6 @@ pub(crate) fn parse(text: &str) -> Result<(Vec<PtxKernel>, AddressSpace), ParseE
     Ok((kernels, parser.variables))
 }
 
-/// Bytes of a type such as `.f32`.
-fn type_bytes(name: &str) -> Option<usize> {
-    let digits = name.trim_start_matches(|first: char| !first.is_ascii_digit());
-    digits.parse().ok().map(|bits: usize| bits / 8)
-}
-
-/// A declared variable: alignment, bytes of an element, its name, and how many elements if it is an array.
-struct Declaration<'t> {
-    alignment: u64,
-    element_bytes: usize,
-    name: &'t str,
-    elements: Option<usize>,
-}
-
-impl Declaration<'_> {
-    fn bytes(&self) -> usize {
-        self.element_bytes * self.elements.unwrap_or(1)
-    }
-}
-
 struct Parser<'t> {
     tokens: Vec<(Token<'t>, u32)>,
     at: usize,
@@ -86,10 +47,9 @@ struct Parser<'t> {
     names: HashMap<&'t str, u64>,
     variables: AddressSpace,
     variables_end: u64,
-    /// Shared arrays declared outside kernels; a block gets those that its kernel mentions.
-    shared: Shared,
-    /// Bytes of a block on the target.
-    shared_bytes_max: usize,
+    /// Shared arrays declared outside kernels; a block gets those that its kernel mentions. Without elements: dynamic ones.
+    shared: Vec<Declaration<'t>>,
+    target: &'t str,
 }
 
 impl<'t> Parser<'t> {
@@ -162,9 +122,7 @@ impl<'t> Parser<'t> {
     fn target(&mut self) -> Result<(), ParseError> {
         let line = self.line();
         self.at += 1;
-        if let "sm_90" | "sm_90a" = self.word()? {
-            self.shared_bytes_max = SHARED_BYTES_MAX_ON_HOPPER;
-        }
+        self.target = self.word()?;
         self.skip_rest_of(line);
         Ok(())
     }
@@ -258,12 +216,34 @@ impl<'t> Parser<'t> {
     fn shared(&mut self) -> Result<(), ParseError> {
         self.at += 1;
         let declaration = self.declaration()?;
-        let base = match declaration.elements {
-            Some(0) => DYNAMIC_SHARED,
-            _ => add_shared(&mut self.shared, MODULE_SHARED, &declaration),
-        };
-        self.names.insert(declaration.name, base);
+        self.shared.push(declaration);
         self.expect(b';')
+    }
+
+    /// Places the shared arrays that a kernel, whose body comes next, declares or names.
+    fn place_shared(&mut self, names: &mut Names<'t>) -> Result<SharedArrays, ParseError> {
+        let (start, mut depth) = (self.at, 0);
+        let (mut own, mut words) = (Vec::new(), HashSet::new());
+        loop {
+            match self.next()? {
+                Token::Word(".shared") => own.push(self.declaration()?),
+                Token::Word(word) => drop(words.insert(word)),
+                Token::Mark(b'{') => depth += 1,
+                Token::Mark(b'}') if depth == 1 => break,
+                Token::Mark(b'}') => depth -= 1,
+                _ => {}
+            }
+        }
+        self.at = start;
+        let all = self.shared.iter();
+        let named = all.filter(|array| words.contains(array.name)).copied();
+        let declared: Vec<Declaration> = named.chain(own).collect();
+        let shared = SharedArrays::new(&declared);
+        let places = declared
+            .iter()
+            .map(|array| (array.name, shared.address(array)));
+        names.variables.extend(places);
+        Ok(shared)
     }
 
     fn kernel(&mut self) -> Result<PtxKernel, ParseError> {
@@ -272,26 +252,22 @@ impl<'t> Parser<'t> {
         let mut names = Names::new(self.names.clone());
         let parameters = self.parameters(&mut names)?;
         let (threads_max, blocks_min) = self.tuning()?;
+        let shared = self.place_shared(&mut names)?;
         let mut body = Body {
             parser: self,
             names,
             code: Vec::new(),
             places: Vec::new(),
-            shared: Vec::new(),
             local_bytes: 0,
-            named: HashSet::new(),
         };
         body.read()?;
         let Body {
             names,
             code,
-            mut shared,
             local_bytes,
-            named,
             ..
         } = body;
-        let named = |array: &&(u64, String, usize)| named.contains(&array.0);
-        shared.extend(self.shared.iter().filter(named).cloned());
+        self.check_groups(&code, threads_max.is_some())?;
         Ok(PtxKernel {
             name: name.into(),
             parameters,
@@ -302,8 +278,26 @@ impl<'t> Parser<'t> {
             local_bytes,
             threads_max,
             blocks_min,
-            shared_bytes_max: self.shared_bytes_max,
+            shared_bytes_max: match self.target {
+                "sm_90" | "sm_90a" => SHARED_BYTES_MAX_ON_HOPPER,
+                _ => SHARED_BYTES_MAX,
+            },
         })
+    }
+
+    /// Refuses instructions of groups of warps where the target lacks them, or nobody says how many registers there are.
+    fn check_groups(&self, code: &[PtxInstruction], is_bounded: bool) -> Result<(), ParseError> {
+        for PtxInstruction { opcode, line, .. } in code {
+            let is_counting = opcode.starts_with("setmaxnreg.");
+            let lacking = match is_counting || opcode.starts_with("wgmma.") {
+                true if self.target != "sm_90a" => ".target sm_90a",
+                true if is_counting && !is_bounded => ".maxntid, from which registers follow",
+                _ => continue,
+            };
+            let (message, line) = (format!("`{opcode}` without {lacking}"), *line);
+            return Err(ParseError { line, message });
+        }
+        Ok(())
     }
 
     /// `(.param .u64 a, .param .align 8 .b8 b[24])`, each at the next multiple of its alignment.
@@ -355,10 +349,7 @@ struct Body<'p, 't> {
     code: Vec<PtxInstruction>,
     /// Where each label is, by its number.
     places: Vec<(usize, usize)>,
-    shared: Shared,
     local_bytes: usize,
-    /// Addresses of the variables that instructions name.
-    named: HashSet<u64>,
 }
 
 impl<'t> Body<'_, 't> {
@@ -377,9 +368,9 @@ impl<'t> Body<'_, 't> {
                 continue;
             }
             match self.parser.peek() {
-                Some(Token::Word(".pragma")) => self.parser.skip_statement()?,
+                // Shared arrays have been placed.
+                Some(Token::Word(".pragma" | ".shared")) => self.parser.skip_statement()?,
                 Some(Token::Word(".reg")) => self.registers()?,
-                Some(Token::Word(".shared")) => self.shared()?,
                 Some(Token::Word(".local")) => self.local()?,
                 _ => self.statement()?,
             }
@@ -411,14 +402,6 @@ impl<'t> Body<'_, 't> {
                 return self.parser.expect(b';');
             }
         }
-    }
-
-    fn shared(&mut self) -> Result<(), ParseError> {
-        self.parser.at += 1;
-        let declaration = self.parser.declaration()?;
-        let base = add_shared(&mut self.shared, 0, &declaration);
-        self.names.variables.insert(declaration.name, base);
-        self.parser.expect(b';')
     }
 
     fn local(&mut self) -> Result<(), ParseError> {
@@ -496,10 +479,6 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    fn note(&mut self, name: &str) {
-        self.named.extend(self.names.variables.get(name));
-    }
-
     fn operand(&mut self) -> Result<PtxOperand<'t>, ParseError> {
         if self.parser.passes(b'{') {
             let mut elements = Vec::new();
@@ -513,7 +492,6 @@ impl<'t> Body<'_, 't> {
         }
         if self.parser.passes(b'[') {
             let base = self.parser.word()?;
-            self.note(base);
             let offset =
                 match self.parser.passes(b'+') || self.parser.peek() == Some(Token::Mark(b'-')) {
                     true => self.parser.integer()? as i64,
@@ -528,7 +506,6 @@ impl<'t> Body<'_, 't> {
         match self.parser.peek() {
             Some(Token::Word(first)) => {
                 self.parser.at += 1;
-                self.note(first);
                 match self.parser.passes(b'|') {
                     true => Ok(PtxOperand::Pair(first, self.parser.word()?)),
                     false => Ok(PtxOperand::Name(first)),

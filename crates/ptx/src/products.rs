@@ -1,20 +1,15 @@
-//! A warp's products that are under way, and the registers and bytes that these use until they are waited for.
+//! A warp's products that are under way, and the registers that these use until they are waited for.
 
-use crate::clock::VectorClock;
-use crate::error::{MistakeKind, Wrong};
+use crate::error::{MistakeKind, Wrong, refuse};
 use crate::registers::{File, Numbered};
 
 /// What a product uses.
-pub(crate) struct Product {
+struct Product {
     /// The registers that it adds to, and those of its left factor.
-    pub(crate) sums: Box<[Numbered]>,
-    pub(crate) left: Box<[Numbered]>,
-    /// The chunks of shared memory that it reads.
-    pub(crate) chunks: Vec<u64>,
-    /// What preceded it: nothing that it reads may be written later.
-    pub(crate) clock: VectorClock,
-    /// The number of its group; none before it is committed.
-    pub(crate) group: Option<u32>,
+    sums: Box<[Numbered]>,
+    left: Box<[Numbered]>,
+    /// The number of its group.
+    group: u32,
 }
 
 /// A register, as products see it.
@@ -30,6 +25,7 @@ struct Use {
 /// A warp's products under way.
 pub(crate) struct WarpProducts {
     under_way: Vec<Product>,
+    /// How many groups are committed.
     groups: u32,
     /// By word.
     uses: Vec<Use>,
@@ -40,10 +36,6 @@ fn words(registers: &[Numbered]) -> impl Iterator<Item = usize> + '_ {
         .iter()
         .filter(|register| register.file == File::Words);
     words.map(|register| register.index)
-}
-
-fn refuse(kind: MistakeKind, message: &str) -> Result<(), Wrong> {
-    Err(Wrong::new(kind, message))
 }
 
 impl WarpProducts {
@@ -96,18 +88,18 @@ impl WarpProducts {
 
     /// Errors unless a product may begin that adds to some registers and reads others.
     pub(crate) fn check(&self, sums: &[Numbered], left: &[Numbered]) -> Result<(), Wrong> {
-        for register in sums {
-            let one = self.uses[register.index];
-            let mut others = self.under_way.iter();
-            if one.is_left
-                || one.is_sum
-                    && others.any(|other| other.sums.contains(register) && *other.sums != *sums)
-            {
-                return refuse(
-                    MistakeKind::UnderWay,
-                    "adds to a register of another product that was not waited for",
-                );
-            }
+        // Products of one shape add to the same sums one after the other.
+        let others = self.under_way.iter().filter(|other| *other.sums != *sums);
+        let others: Vec<&Product> = others.collect();
+        let is_used = |register: &Numbered| {
+            self.uses[register.index].is_left
+                || others.iter().any(|other| other.sums.contains(register))
+        };
+        if sums.iter().any(is_used) {
+            return refuse(
+                MistakeKind::UnderWay,
+                "adds to a register of another product that was not waited for",
+            );
         }
         if words(left).any(|index| self.uses[index].is_sum) {
             return refuse(
@@ -127,19 +119,23 @@ impl WarpProducts {
         }
     }
 
-    pub(crate) fn begin(&mut self, product: Product) {
-        words(&product.sums).for_each(|index| self.uses[index].is_sum = true);
-        words(&product.left).for_each(|index| self.uses[index].is_left = true);
-        self.under_way.push(product);
+    /// When a product is asked for: its group is the next to be committed.
+    pub(crate) fn time(&self) -> u32 {
+        self.groups
+    }
+
+    pub(crate) fn begin(&mut self, sums: &[Numbered], left: &[Numbered]) {
+        words(sums).for_each(|index| self.uses[index].is_sum = true);
+        words(left).for_each(|index| self.uses[index].is_left = true);
+        self.under_way.push(Product {
+            sums: sums.into(),
+            left: left.into(),
+            group: self.groups,
+        });
     }
 
     /// Closes a group.
     pub(crate) fn commit(&mut self) {
-        let open = self
-            .under_way
-            .iter_mut()
-            .filter(|product| product.group.is_none());
-        open.for_each(|product| product.group = Some(self.groups));
         self.groups += 1;
     }
 
@@ -154,12 +150,13 @@ impl WarpProducts {
         }
     }
 
-    /// Takes the products of all committed groups except the `newest`.
-    pub(crate) fn take(&mut self, newest: u32) -> Vec<Product> {
-        let groups = self.groups;
-        let is_due =
-            |product: &mut Product| product.group.is_some_and(|group| group + newest < groups);
-        let due: Vec<Product> = self.under_way.extract_if(.., is_due).collect();
+    /// Waits for all committed groups except the `newest`. Gives the time before which products are over.
+    pub(crate) fn wait(&mut self, newest: u32) -> u32 {
+        let over = self.groups.saturating_sub(newest);
+        let due: Vec<Product> = self
+            .under_way
+            .extract_if(.., |product| product.group < over)
+            .collect();
         for product in &due {
             words(&product.sums).for_each(|index| self.uses[index].is_sum = false);
             words(&product.left).for_each(|index| self.uses[index].is_left = false);
@@ -168,6 +165,6 @@ impl WarpProducts {
             words(&product.sums).for_each(|index| self.uses[index].is_sum = true);
             words(&product.left).for_each(|index| self.uses[index].is_left = true);
         }
-        due
+        over
     }
 }

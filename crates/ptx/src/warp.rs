@@ -1,22 +1,32 @@
 //! A warp: its registers, and where its lanes are.
 
-use crate::clock::{VectorClock, later};
+use crate::clock::{COPIES, VectorClock};
 use crate::copies::AsyncCopies;
 use crate::memory::AddressSpace;
 use crate::phase::PhaseWait;
 use crate::products::WarpProducts;
-use crate::registers::{LaneMask, Registers, lanes};
+use crate::registers::{LANES, LaneMask, Registers, lanes};
+
+/// What a group of lanes waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    Phase(PhaseWait),
+    /// So many more registers for each thread of the warp.
+    Registers(u32),
+    /// That others have run.
+    Turn,
+}
 
 /// Lanes that are at the same instruction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LaneGroup {
     /// The instruction that is next.
     pub(crate) at: usize,
     pub(crate) lanes: LaneMask,
     /// Whether it waits here for other lanes of the warp.
     pub(crate) is_waiting: bool,
-    /// The phase that it waits for.
-    pub(crate) phase: Option<PhaseWait>,
+    /// What it waits for: it goes on after any of these.
+    pub(crate) waits: Vec<Wait>,
 }
 
 impl LaneGroup {
@@ -26,12 +36,12 @@ impl LaneGroup {
             at,
             lanes,
             is_waiting: false,
-            phase: None,
+            waits: Vec::new(),
         }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        !self.is_waiting && self.phase.is_none()
+        !self.is_waiting && self.waits.is_empty()
     }
 }
 
@@ -64,9 +74,9 @@ pub(crate) struct Warp {
     pub(crate) time: u32,
     /// The time when its lanes last gave each other what they had read.
     pub(crate) met: u32,
-    /// What precedes the accesses of all its lanes.
+    /// What all its lanes know to precede their accesses.
     pub(crate) clock: VectorClock,
-    /// By lane, what precedes its accesses, if it waited for more than the others did.
+    /// By lane, what precedes its accesses, if that is more: it waited, or fenced, without the others.
     pub(crate) ahead: Vec<Option<VectorClock>>,
 }
 
@@ -82,7 +92,7 @@ impl Warp {
             if is_same {
                 earlier.lanes |= later.lanes;
                 earlier.is_waiting = false;
-                earlier.phase = None;
+                earlier.waits.clear();
             }
             is_same
         });
@@ -95,28 +105,36 @@ impl Warp {
 
     /// Makes the accesses of all lanes visible to the whole warp, and what any of them knows.
     pub(crate) fn synchronise(&mut self) {
-        for ahead in self.ahead.iter_mut().filter_map(Option::take) {
-            self.clock.join(&ahead);
-        }
-        self.time += 1;
+        self.clock = self.release(self.whole);
+        self.ahead.fill(None);
         self.met = self.time;
-        self.clock.seen[self.index] = self.time;
     }
 
-    /// What precedes those who learn that the lanes of a mask came here. Of single lanes these are the accesses before the
-    /// warp last met, of all lanes those until now.
+    /// What precedes those who learn that the lanes of a mask came here: what these know, their accesses, and the copies that they
+    /// waited for.
     pub(crate) fn release(&mut self, mask: LaneMask) -> VectorClock {
         let mut clock = self.clock.clone();
-        for lane in lanes(mask) {
-            if let Some(ahead) = &self.ahead[lane] {
-                clock.join(ahead);
-            }
+        for ahead in lanes(mask).filter_map(|lane| self.ahead[lane].as_ref()) {
+            clock.join(ahead);
         }
-        if mask == self.whole {
-            self.time += 1;
-            clock.seen[self.index] = self.time;
+        self.time += 1;
+        clock
+            .seen
+            .raise(self.index, &self.times(mask, [self.time; LANES]));
+        if self.copies.time > 0 {
+            let copied = self.times(mask, self.copies.over);
+            clock.seen.raise(COPIES + self.index, &copied);
         }
         clock
+    }
+
+    /// Times of the lanes of a mask, and none of the others, for [`crate::clock::Times::raise`].
+    pub(crate) fn times(&self, mask: LaneMask, times: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|lane| match (mask >> lane & 1, self.whole >> lane & 1) {
+            (1, _) => times[lane],
+            (_, 1) => 0,
+            _ => u32::MAX,
+        })
     }
 
     /// The lanes of a mask learn what others released.
@@ -137,14 +155,21 @@ impl Warp {
         }
     }
 
-    /// Tensor cores see what precedes a proxy fence of the lanes of a mask.
+    /// Tensor cores see what the lanes of a mask wrote, and what they know of, where these lanes know of the fence.
     pub(crate) fn fence(&mut self, mask: LaneMask) {
-        if mask == 0 {
+        if mask == self.whole {
+            let clock = self.release(mask);
+            let ahead = self.ahead.iter_mut().flatten();
+            for known in ahead.chain([&mut self.clock]) {
+                known.fenced.join(&clock.seen);
+            }
             return;
         }
-        let mut clock = self.release(mask);
-        clock.fence();
-        later(&mut self.clock.fenced, &clock.fenced);
+        for lane in lanes(mask) {
+            let mut clock = self.release(1 << lane);
+            clock.fenced.join(&clock.seen);
+            self.ahead[lane] = Some(clock);
+        }
     }
 
     /// Orders earlier reads of the whole warp before its later writes.

@@ -1,6 +1,6 @@
 //! Groups of four warps, whose instructions all four execute alike: each runs by itself, and its steps are compared.
 
-use crate::error::{MistakeKind, Wrong};
+use crate::error::{MistakeKind, Wrong, refuse};
 
 /// Warps of a group.
 pub(crate) const WARPS: usize = 4;
@@ -17,62 +17,50 @@ struct WarpGroup {
     steps: Vec<Step>,
     /// How many of these each warp has made.
     made: [usize; WARPS],
-    /// Registers of a thread, if it asked for others than it was launched with.
-    registers: Option<u32>,
 }
 
 /// The groups of a block.
 pub(crate) struct WarpGroups {
     groups: Vec<WarpGroup>,
-    warps: usize,
-    /// Registers that a thread is launched with.
-    launched: u32,
-    /// The last warp that asked for other registers, and where.
-    asked: (usize, usize),
-}
-
-fn refuse<T>(message: String) -> Result<T, Wrong> {
-    Err(Wrong::new(MistakeKind::Group, message))
+    /// By warp, the registers of each of its threads.
+    registers: Vec<u32>,
+    /// Those that warps have given back, for one thread of each.
+    free: u32,
 }
 
 impl WarpGroups {
-    /// For blocks of so many warps, of which so many fit on a multiprocessor.
-    pub(crate) fn new(warps: usize, blocks: u32) -> WarpGroups {
-        let threads = blocks.max(1) * 32 * warps as u32;
+    /// For blocks of so many warps, whose kernel is compiled for so many threads of a multiprocessor.
+    pub(crate) fn new(warps: usize, threads: u32) -> WarpGroups {
+        let groups = warps.div_ceil(WARPS);
+        let launched = (REGISTERS / threads / UNIT * UNIT).min(256);
         WarpGroups {
-            groups: (0..warps.div_ceil(WARPS))
-                .map(|_| WarpGroup::default())
-                .collect(),
-            warps,
-            launched: (REGISTERS / threads / UNIT * UNIT).min(256),
-            asked: (0, 0),
+            groups: (0..groups).map(|_| WarpGroup::default()).collect(),
+            registers: vec![launched; warps],
+            free: 0,
         }
     }
 
-    /// A warp executes an instruction of its group. Gives whether it is the first of the four.
-    pub(crate) fn step(
-        &mut self,
-        warp: usize,
-        at: usize,
-        operands: [u64; 3],
-    ) -> Result<bool, Wrong> {
-        let first = warp / WARPS * WARPS;
-        if first + WARPS > self.warps {
-            return refuse(format!(
-                "warps {first} to {} are no group of four",
-                self.warps - 1
-            ));
+    /// Warps of the block.
+    pub(crate) fn warps(&self) -> usize {
+        self.registers.len()
+    }
+
+    /// A warp executes an instruction of its group.
+    pub(crate) fn step(&mut self, warp: usize, at: usize, operands: [u64; 3]) -> Result<(), Wrong> {
+        let refuse = |message| refuse(MistakeKind::Group, message);
+        let (first, last) = (warp / WARPS * WARPS, self.warps() - 1);
+        if first + WARPS > self.warps() {
+            return refuse(format!("warps {first} to {last} are no group of four"));
         }
         let group = &mut self.groups[warp / WARPS];
         let made = &mut group.made[warp % WARPS];
-        let is_first = *made == group.steps.len();
-        if is_first {
+        if *made == group.steps.len() {
             group.steps.push((at, operands));
         }
         let (other, theirs) = group.steps[*made];
         *made += 1;
         match (other == at, theirs == operands) {
-            (true, true) => Ok(is_first),
+            (true, true) => Ok(()),
             (true, false) => refuse(format!(
                 "the warps of a group disagree: operands {operands:x?} here, {theirs:x?} in another warp"
             )),
@@ -82,56 +70,51 @@ impl WarpGroups {
         }
     }
 
-    /// A warp executes an instruction after which threads of its group have `count` registers: more or fewer than before.
+    /// A warp executes an instruction after which each of its threads has `count` registers: more or fewer than before. Gives how
+    /// many it has to take.
     pub(crate) fn ask(
         &mut self,
         warp: usize,
         at: usize,
         (count, is_more): (u32, bool),
-    ) -> Result<(), Wrong> {
-        if !self.step(warp, at, [0; 3])? {
-            return Ok(());
+    ) -> Result<u32, Wrong> {
+        self.step(warp, at, [0; 3])?;
+        let before = std::mem::replace(&mut self.registers[warp], count);
+        let (more, fewer) = (count.saturating_sub(before), before.saturating_sub(count));
+        if is_more && fewer > 0 || !is_more && more > 0 {
+            let message = format!("{count} registers, after {before}");
+            return refuse(MistakeKind::Group, message);
         }
-        self.asked = (warp, at);
-        let registers = &mut self.groups[warp / WARPS].registers;
-        let before = registers.replace(count).unwrap_or(self.launched);
-        let is_wrong = if is_more {
-            count < before
-        } else {
-            count > before
-        };
-        match is_wrong {
-            true => refuse(format!("{count} registers, after {before}")),
-            false => Ok(()),
-        }
+        self.free += fewer;
+        Ok(more)
     }
 
-    /// Errors, with a warp and an instruction, if a warp ended without some step of its group, or there are not as many
-    /// registers as the groups ask for.
+    /// Takes so many registers for each thread of a warp, if there are as many.
+    pub(crate) fn take(&mut self, more: u32) -> bool {
+        let is_there = more <= self.free;
+        self.free -= if is_there { more } else { 0 };
+        is_there
+    }
+
+    /// Nobody can go on, and a warp waits for so many registers.
+    pub(crate) fn stuck(&self, more: u32) -> Wrong {
+        let message = format!(
+            "a wait for ever: a warp asks for {more} more registers of each thread, and others gave back {}",
+            self.free
+        );
+        Wrong::new(MistakeKind::Group, message)
+    }
+
+    /// Errors, with a warp and an instruction, if a warp ended without some step of its group.
     pub(crate) fn check_end(&self) -> Result<(), (usize, usize, Wrong)> {
         for (index, group) in self.groups.iter().enumerate() {
             let late = group.made.iter().position(|made| *made < group.steps.len());
             if let Some(warp) = late {
                 let (at, _) = group.steps[group.made[warp]];
-                let message = "not all warps of the group came to this instruction".into();
-                let warp = WARPS * index + warp;
-                return refuse(message).map_err(|wrong| (warp, at, wrong));
+                let message = "not all warps of the group came to this instruction";
+                let wrong = Wrong::new(MistakeKind::Group, message);
+                return Err((WARPS * index + warp, at, wrong));
             }
-        }
-        let registers = self
-            .groups
-            .iter()
-            .map(|group| group.registers.unwrap_or(self.launched));
-        let (asked, there) = (
-            registers.sum::<u32>(),
-            self.launched * self.groups.len() as u32,
-        );
-        let (warp, at) = self.asked;
-        if asked > there {
-            let message = format!(
-                "the groups of a block ask for {asked} registers of each of their threads, and were launched with {there}"
-            );
-            return refuse(message).map_err(|wrong| (warp, at, wrong));
         }
         Ok(())
     }

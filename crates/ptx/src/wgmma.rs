@@ -1,17 +1,18 @@
 //! Products of a group of four warps, which run behind the instructions that follow.
 //!
 //! Each warp needs only its own 16 rows of the left factor, so each runs by itself; `warp_group.rs` finds where they disagree.
-//! A product is computed when it is asked for. Until its wait nobody sees that: its registers are not to be used, and it
-//! notes its reads of shared memory again at the wait.
+//! A product is computed when it is asked for. Until its wait nobody sees that: its registers are not to be used, and what it reads
+//! is not to be written.
 
 use crate::arithmetic::canonical;
+use crate::clock::PRODUCTS as LINE;
 use crate::descriptor::{CHUNK, CHUNK_BYTES, Descriptor, K, accumulator, left};
-use crate::error::{MistakeKind, Wrong};
+use crate::error::{MistakeKind, Wrong, refuse};
 use crate::executable::{Decoded, Executable, Opcodes, Outside};
-use crate::operands::{PtxOperand, PtxOperands};
-use crate::products::{Product, WarpProducts};
-use crate::registers::{Condition, File, LANES, LaneMask, Numbered, Register};
-use crate::shadow::Who;
+use crate::operands::{PtxOperand, PtxOperands, by_lane};
+use crate::products::WarpProducts;
+use crate::registers::{Condition, File, LaneMask, Numbered, Register};
+use crate::shadow::{AccessKind, Who};
 use crate::warp::Warp;
 use crate::warp_group::WARPS;
 use std::ops::Range;
@@ -32,22 +33,21 @@ pub(crate) const PRODUCTS: Opcodes = products!(
 pub(crate) const OPCODES: Opcodes = &[
     ("wgmma.commit_group.sync.aligned", |o| {
         o.exactly(0)?;
-        step(|warp, _| {
-            products(warp).commit();
-            Ok(())
-        })
+        step(|warp| products(warp).commit())
     }),
     ("wgmma.fence.sync.aligned", |o| {
         o.exactly(0)?;
-        step(|warp, _| {
-            products(warp).fence();
-            Ok(())
-        })
+        step(|warp| products(warp).fence())
     }),
     ("wgmma.wait_group.sync.aligned", |o| {
         o.exactly(1)?;
-        let newest = o.integer(0)? as u32;
-        step(move |warp, outside| finish(warp, outside, newest))
+        let newest = o.integer(0)?;
+        if newest > PENDING_MAX {
+            return Err(format!(
+                "{newest} groups under way; {PENDING_MAX} are possible"
+            ));
+        }
+        step(move |warp| finish(warp, newest as u32))
     }),
 ];
 
@@ -58,34 +58,23 @@ fn products(warp: &mut Warp) -> &mut WarpProducts {
     warp.products.as_mut().expect("the kernel has products")
 }
 
-/// Waits for all committed groups except the `newest`. They have read shared memory until now, and the warp knows it as one: so
-/// one lane can free for all what they read.
-fn finish(warp: &mut Warp, outside: &mut Outside, newest: u32) -> Result<(), Wrong> {
-    for product in products(warp).take(newest) {
-        let who = Who {
-            block: outside.block,
-            thread: warp.index * LANES,
-            time: warp.time,
-            met: warp.met,
-            seen: &product.clock.seen,
-        };
-        for chunk in product.chunks {
-            outside
-                .shared
-                .note_product(chunk, &who, &product.clock.fenced)?;
-        }
+/// Most groups that a wait leaves under way.
+const PENDING_MAX: u64 = 7;
+
+/// Waits for all committed groups except the `newest`: each lane knows that these have read shared memory, so each can free it.
+fn finish(warp: &mut Warp, newest: u32) {
+    let (line, over) = (LINE + warp.index, products(warp).wait(newest));
+    for clock in warp.ahead.iter_mut().flatten().chain([&mut warp.clock]) {
+        clock.seen.raise_line(line, over);
     }
-    warp.synchronise();
-    Ok(())
 }
 
 /// An instruction of the group without operands that could differ.
-fn step(
-    run: impl Fn(&mut Warp, &mut Outside) -> Result<(), Wrong> + Send + Sync + 'static,
-) -> Decoded {
+fn step(run: impl Fn(&mut Warp) + Send + Sync + 'static) -> Decoded {
     Ok(Executable::together(None, move |warp, outside, _| {
         outside.groups.step(warp.index, outside.at, [0; 3])?;
-        run(warp, outside)
+        run(warp);
+        Ok(())
     }))
 }
 
@@ -170,12 +159,7 @@ impl Multiply {
         let adds = match self.adds.lanes(&warp.registers) {
             0 => false,
             LaneMask::MAX => true,
-            _ => {
-                return Err(Wrong::new(
-                    MistakeKind::Group,
-                    "some lanes add, and some do not",
-                ));
-            }
+            _ => return refuse(MistakeKind::Group, "some lanes add, and some do not"),
         };
         let right = alike(warp, self.right.descriptor)?;
         let left = self
@@ -185,7 +169,6 @@ impl Multiply {
         let operands = [left.unwrap_or(0), right, adds.into()];
         outside.groups.step(warp.index, outside.at, operands)?;
         self.check_registers(warp, adds)?;
-        let mut chunks = Vec::new();
         let left = match (self.left, left) {
             (Some(Factor { is_transposed, .. }), Some(bits)) => {
                 let rows = warp.index % WARPS * ROWS..(warp.index % WARPS + 1) * ROWS;
@@ -194,7 +177,7 @@ impl Multiply {
                     rows,
                     is_transposed,
                 }
-                .load(warp, outside, &mut chunks)?
+                .load(warp, outside)?
             }
             _ => left_of_registers(warp, &self.left_registers),
         };
@@ -203,16 +186,9 @@ impl Multiply {
             rows: 0..columns,
             is_transposed: self.right.is_transposed,
         };
-        let right = tile.load(warp, outside, &mut chunks)?;
+        let right = tile.load(warp, outside)?;
         self.add(warp, adds, &left, &right);
-        let product = Product {
-            sums: self.sums.as_slice().into(),
-            left: self.left_registers.as_slice().into(),
-            chunks,
-            clock: warp.clock.clone(),
-            group: None,
-        };
-        products(warp).begin(product);
+        products(warp).begin(&self.sums, &self.left_registers);
         Ok(())
     }
 
@@ -222,27 +198,51 @@ impl Multiply {
         for registers in [sums, &self.left_registers] {
             if warp.registers.unwritten(registers, LaneMask::MAX).is_some() {
                 let message = "a product of registers that a lane never wrote";
-                return Err(Wrong::new(MistakeKind::Unwritten, message));
+                return refuse(MistakeKind::Unwritten, message);
             }
         }
         Ok(())
     }
 
     /// Sums go over the depth in order, in f32, and then to what was there. A device may add and round otherwise.
-    fn add(&self, warp: &mut Warp, adds: bool, left: &[[f32; K]], right: &[[f32; K]]) {
+    fn add(&self, warp: &mut Warp, adds: bool, left: &[Eight], right: &[Eight]) {
+        let products = multiplied(left, right);
         for (index, sum) in self.sums.iter().enumerate() {
             let slot = Register::<f32>::new(sum.index);
-            for lane in 0..LANES {
+            let before = warp.registers.read(slot);
+            let after = by_lane(|lane| {
                 let (row, column) = accumulator(lane, index);
-                let terms = left[row].iter().zip(&right[column]);
-                let product = terms.fold(0.0, |sum, (a, b)| sum + a * b) * self.sign;
-                let before = warp.registers.get(slot, lane);
-                let after = if adds { before + product } else { product };
-                warp.registers.set(slot, lane, canonical(after));
-            }
+                let product = products[column / CHUNK][row][column % CHUNK] * self.sign;
+                canonical(if adds {
+                    before[lane] + product
+                } else {
+                    product
+                })
+            });
+            warp.registers.write(slot, LaneMask::MAX, after);
         }
         warp.registers.set_written(&self.sums, LaneMask::MAX);
     }
+}
+
+/// Eight rows of a factor: of each depth, their values.
+type Eight = [[f32; CHUNK]; K];
+
+/// For each eight columns, the products of a warp's rows with these.
+fn multiplied(left: &[Eight], right: &[Eight]) -> Vec<[[f32; CHUNK]; ROWS]> {
+    let of_row = |row: usize, right: &Eight| {
+        let mut sums = [0.0; CHUNK];
+        for (left, right) in left[row / CHUNK].iter().zip(right) {
+            for (sum, right) in sums.iter_mut().zip(right) {
+                *sum += left[row % CHUNK] * right;
+            }
+        }
+        sums
+    };
+    let columns = right.iter();
+    columns
+        .map(|right| std::array::from_fn(|row| of_row(row, right)))
+        .collect()
 }
 
 /// The value of a descriptor, which all lanes must have.
@@ -250,10 +250,10 @@ fn alike(warp: &Warp, slot: Register<u64>) -> Result<u64, Wrong> {
     let values = warp.registers.read(slot);
     match values.iter().all(|value| *value == values[0]) {
         true => Ok(values[0]),
-        false => Err(Wrong::new(
+        false => refuse(
             MistakeKind::Group,
             "lanes of a warp have different descriptors",
-        )),
+        ),
     }
 }
 
@@ -262,22 +262,21 @@ fn widened(half: u16) -> f32 {
 }
 
 /// A warp's rows of a left factor in registers.
-fn left_of_registers(warp: &Warp, registers: &[Numbered]) -> Vec<[f32; K]> {
-    let mut rows = vec![[0.0; K]; ROWS];
+fn left_of_registers(warp: &Warp, registers: &[Numbered]) -> Vec<Eight> {
+    let mut rows = vec![[[0.0; CHUNK]; K]; ROWS / CHUNK];
     for (index, register) in registers.iter().enumerate() {
-        for lane in 0..LANES {
-            let pair = warp
-                .registers
-                .get(Register::<u32>::new(register.index), lane);
+        let pairs = warp.registers.read(Register::<u32>::new(register.index));
+        for (lane, pair) in pairs.into_iter().enumerate() {
             let (row, k) = left(lane, index);
-            rows[row][k] = widened(pair as u16);
-            rows[row][k + 1] = widened((pair >> 16) as u16);
+            let eight = &mut rows[row / CHUNK];
+            eight[k][row % CHUNK] = widened(pair as u16);
+            eight[k + 1][row % CHUNK] = widened((pair >> 16) as u16);
         }
     }
     rows
 }
 
-/// Rows of a factor in shared memory: columns, of the right one.
+/// Rows of a factor in shared memory: columns, of the right one. Both ends are multiples of eight.
 struct Tile {
     bits: u64,
     rows: Range<usize>,
@@ -285,50 +284,36 @@ struct Tile {
 }
 
 impl Tile {
-    /// Reads the rows, and adds the chunks that these are to others.
-    fn load(
-        &self,
-        warp: &Warp,
-        outside: &mut Outside,
-        chunks: &mut Vec<u64>,
-    ) -> Result<Vec<[f32; K]>, Wrong> {
+    fn load(&self, warp: &Warp, outside: &mut Outside) -> Result<Vec<Eight>, Wrong> {
         let descriptor = Descriptor::new(self.bits);
         let descriptor =
             descriptor.map_err(|message| Wrong::new(MistakeKind::Meaningless, message))?;
-        let who = Who {
-            block: outside.block,
-            thread: warp.index * LANES,
-            time: warp.time,
-            met: warp.met,
-            seen: &warp.clock.seen,
-        };
-        let mut read = |address| {
-            chunks.push(address);
-            let shared = &mut *outside.shared;
-            shared.note_product(address, &who, &warp.clock.fenced)?;
-            let bytes = shared.peek(address, CHUNK_BYTES as usize)?;
+        let time = warp.products.as_ref().map_or(0, WarpProducts::time);
+        let who = Who::product(outside.block, warp.index, time, &warp.clock);
+        let mut read = |address| -> Result<[f32; CHUNK], Wrong> {
+            let bytes = CHUNK_BYTES as usize;
+            let bytes = outside
+                .shared
+                .load(address, bytes, AccessKind::Product, &who)?;
             Ok(std::array::from_fn(|index| {
                 widened(u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]))
             }))
         };
-        let mut rows = vec![[0.0; K]; self.rows.len()];
-        if !self.is_transposed {
-            for (values, row) in rows.iter_mut().zip(self.rows.clone()) {
-                for (half, values) in values.chunks_exact_mut(CHUNK).enumerate() {
-                    let chunk: [f32; CHUNK] = read(descriptor.along_k(row, half))?;
-                    values.copy_from_slice(&chunk);
+        let mut eights = vec![[[0.0; CHUNK]; K]; self.rows.len() / CHUNK];
+        for (eight, chunk) in eights.iter_mut().zip(self.rows.start / CHUNK..) {
+            if self.is_transposed {
+                for (k, values) in eight.iter_mut().enumerate() {
+                    *values = read(descriptor.along_rows(chunk, k))?;
+                }
+                continue;
+            }
+            for (row, half) in (0..CHUNK).flat_map(|row| [(row, 0), (row, 1)]) {
+                let values = read(descriptor.along_k(CHUNK * chunk + row, half))?;
+                for (k, value) in values.into_iter().enumerate() {
+                    eight[CHUNK * half + k][row] = value;
                 }
             }
-            return Ok(rows);
         }
-        for (rows, chunk) in rows.chunks_exact_mut(CHUNK).zip(self.rows.start / CHUNK..) {
-            for k in 0..K {
-                let values = read(descriptor.along_rows(chunk, k))?;
-                rows.iter_mut()
-                    .zip(values)
-                    .for_each(|(row, value)| row[k] = value);
-            }
-        }
-        Ok(rows)
+        Ok(eights)
     }
 }

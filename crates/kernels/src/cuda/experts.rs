@@ -22,25 +22,22 @@ struct Tile {
     shared_bytes: usize,
 }
 
-const CHUNK_BYTES: usize = 16;
-
-/// As in `grouped_matmul.cu`: four stages of [`DEPTH`] places in bf16. A line of either factor has a chunk of padding, and by
+/// As in `grouped_matmul.cu`: four stages of 32 places in bf16. A line of either factor has a chunk of 16 bytes of padding, and by
 /// rows there are more lines.
 const SM80: Tile = Tile {
     rows: 128,
     columns: 128,
     threads: 4 * WARP,
-    shared_bytes: 4 * (128 + 128) * (DEPTH * 2 + CHUNK_BYTES),
+    shared_bytes: 4 * (128 + 128) * (32 * 2 + 16),
 };
-const DEPTH: usize = 32;
 
-/// Tiles of f32 are static.
+/// The same for f32, whose tiles are static.
 const SM80_F32: Tile = Tile {
     shared_bytes: 0,
     ..SM80
 };
 
-/// As in `grouped_matmul_sm90.cu`: four stages of 64 places, and two barriers each.
+/// As in `grouped_matmul_sm90.cu`: four stages of 64 places, and two barriers of 8 bytes each.
 const SM90: Tile = Tile {
     rows: 128,
     columns: 256,
@@ -48,21 +45,21 @@ const SM90: Tile = Tile {
     shared_bytes: 4 * ((128 + 256) * 64 * 2 + 2 * 8),
 };
 
-/// Tiles side by side that a block computes at most, one after the other, and how many blocks are enough for any GPU: with more tiles
-/// blocks compute several.
+/// The most tiles that a block of kernels for Hopper computes, side by side and one after the other.
 const TILES_MAX: usize = 4;
-const BLOCKS_ENOUGH: usize = 1024;
+
+/// So many blocks keep any GPU busy to the end of a launch. Where there are more tiles, blocks compute several.
+pub(super) const BLOCKS_ENOUGH: usize = 1024;
 
 impl Tile {
     fn of(kind: KernelKind, dtype: DType) -> Tile {
         match (kind, dtype) {
-            (_, DType::F32) => SM80_F32,
-            (KernelKind::Sm80, _) => SM80,
             (KernelKind::Sm90, _) => SM90,
+            (KernelKind::Sm80, DType::F32) => SM80_F32,
+            (KernelKind::Sm80, _) => SM80,
         }
     }
 
-    /// Blocks of this tile's threads.
     fn extent(&self, grid: [usize; 3]) -> Extent {
         Extent {
             grid,
@@ -72,11 +69,19 @@ impl Tile {
     }
 }
 
-/// Tiles that a block computes, where `columns` of them lie side by side and there are so many `rows` of these.
-fn tiles_of_block(rows: usize, columns: usize) -> usize {
-    (rows * columns / BLOCKS_ENOUGH)
-        .clamp(1, TILES_MAX)
-        .min(columns.max(1))
+/// The kind of kernels for products of this type: f32 has one.
+fn kind_for<D>(cuda: &Cuda<D>, dtype: DType) -> KernelKind {
+    match dtype {
+        DType::BF16 => cuda.experts,
+        _ => KernelKind::Sm80,
+    }
+}
+
+/// How many tiles that lie side by side a block for Hopper computes, of `row_tiles` x `column_tiles`.
+fn tiles_of_block<D>(cuda: &Cuda<D>, row_tiles: usize, column_tiles: usize) -> usize {
+    let most = (row_tiles * column_tiles / cuda.blocks_enough).clamp(1, TILES_MAX);
+    // All blocks have as many, or the last has a few less.
+    column_tiles.div_ceil(column_tiles.div_ceil(most).max(1))
 }
 
 pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, op: SumRows) -> Result {
@@ -95,58 +100,73 @@ pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, op: SumRows) -> Result {
 
 pub(super) fn grouped_matmul<D: Driver>(cuda: &Cuda<D>, op: GroupedMatmul) -> Result {
     let dtype = op.rows.x.dtype();
-    let tile = Tile::of(cuda.experts, dtype);
+    let kind = kind_for(cuda, dtype);
+    let tile = Tile::of(kind, dtype);
     let ([count, inner], experts) = (op.rows.dims(), op.weights.dims()[0]);
     let columns = op.out.dims()[1];
     // As many tiles as the experts' rows can have: every expert may have one that is not full.
-    let below = (count + experts * (tile.rows - 1)) / tile.rows;
-    let beside = columns.div_ceil(tile.columns);
-    let arguments = arguments! {
+    let row_tiles = (count + experts * (tile.rows - 1)) / tile.rows;
+    let column_tiles = columns.div_ceil(tile.columns);
+    let mut arguments = arguments! {
         &op.out, &op.rows.x, &op.rows.row_token, &op.weights, &op.offsets, int(experts), inner,
         columns,
-    };
-    if let (KernelKind::Sm90, DType::BF16) = (cuda.experts, dtype) {
-        let kernel = match op.by_columns {
-            false => kernel!("grouped_matmul_sm90", "grouped_matmul_sm90", dtype),
-            true => kernel!(
-                "grouped_matmul_sm90",
-                "grouped_matmul_by_columns_sm90",
-                dtype
-            ),
-        };
-        let tiles = tiles_of_block(below, beside);
-        let extent = tile.extent([below * beside.div_ceil(tiles), 1, 1]);
-        return cuda.launch(kernel, extent, &[&arguments[..], &[int(tiles)]].concat());
     }
-    let kernel = match op.by_columns {
-        false => kernel!("grouped_matmul", "grouped_matmul", dtype),
-        true => kernel!("grouped_matmul", "grouped_matmul_by_columns", dtype),
+    .to_vec();
+    let (kernel, grid) = match kind {
+        KernelKind::Sm80 => {
+            let kernel = match op.by_columns {
+                false => kernel!("grouped_matmul", "grouped_matmul", dtype),
+                true => kernel!("grouped_matmul", "grouped_matmul_by_columns", dtype),
+            };
+            (kernel, [row_tiles, column_tiles, 1])
+        }
+        KernelKind::Sm90 => {
+            let kernel = match op.by_columns {
+                false => kernel!("grouped_matmul_sm90", "grouped_matmul_sm90_bf16"),
+                true => kernel!("grouped_matmul_sm90", "grouped_matmul_by_columns_sm90_bf16"),
+            };
+            let tiles = tiles_of_block(cuda, row_tiles, column_tiles);
+            arguments.push(int(tiles));
+            (kernel, [row_tiles * column_tiles.div_ceil(tiles), 1, 1])
+        }
     };
-    cuda.launch(kernel, tile.extent([below, beside, 1]), &arguments)
+    cuda.launch(kernel, tile.extent(grid), &arguments)
 }
 
 pub(super) fn grouped_gradient<D: Driver>(cuda: &Cuda<D>, op: GroupedGradient) -> Result {
     let dtype = op.dy.x.dtype();
-    let tile = Tile::of(cuda.experts, dtype);
+    let kind = kind_for(cuda, dtype);
+    let tile = Tile::of(kind, dtype);
     let [experts, outputs, inner] = [0, 1, 2].map(|dim| op.out.dims()[dim]);
-    let (below, beside) = (outputs.div_ceil(tile.rows), inner.div_ceil(tile.columns));
-    let arguments = arguments! {
+    let row_tiles = outputs.div_ceil(tile.rows);
+    let column_tiles = inner.div_ceil(tile.columns);
+    let mut arguments = arguments! {
         &op.out, &op.dy.x, &op.dy.row_token, &op.rows.x, &op.rows.row_token, &op.offsets, outputs,
         inner, accumulates(&op.init),
-    };
-    if let (KernelKind::Sm90, DType::BF16) = (cuda.experts, dtype) {
-        let kernel = kernel!(
-            "grouped_matmul_sm90",
-            "grouped_gradient_sm90",
-            op.out.dtype(),
-            dtype
-        );
-        let tiles = tiles_of_block(below * experts, beside);
-        let extent = tile.extent([beside.div_ceil(tiles), below, experts]);
-        return cuda.launch(kernel, extent, &[&arguments[..], &[int(tiles)]].concat());
     }
-    let kernel = kernel!("grouped_matmul", "grouped_gradient", op.out.dtype(), dtype);
-    cuda.launch(kernel, tile.extent([beside, below, experts]), &arguments)
+    .to_vec();
+    let (kernel, blocks) = match kind {
+        KernelKind::Sm80 => {
+            let kernel = kernel!("grouped_matmul", "grouped_gradient", op.out.dtype(), dtype);
+            (kernel, column_tiles)
+        }
+        KernelKind::Sm90 => {
+            let kernel = kernel!(
+                "grouped_matmul_sm90",
+                "grouped_gradient_sm90",
+                op.out.dtype(),
+                dtype
+            );
+            let tiles = tiles_of_block(cuda, row_tiles * experts, column_tiles);
+            arguments.push(int(tiles));
+            (kernel, column_tiles.div_ceil(tiles))
+        }
+    };
+    cuda.launch(
+        kernel,
+        tile.extent([blocks, row_tiles, experts]),
+        &arguments,
+    )
 }
 
 pub(super) fn weighed_swiglu<D: Driver>(cuda: &Cuda<D>, op: WeighedSwiglu) -> Result {

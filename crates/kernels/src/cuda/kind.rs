@@ -21,4 +21,10 @@ impl<D: Driver> Kernels<Cuda<D>> {
         self.backend.experts = kind;
         self
     }
+    /// Lets blocks for Hopper compute several tiles of products of experts where so many blocks have one each, for tests of small
+    /// shapes.
+    pub fn with_blocks_enough(mut self, blocks: usize) -> Kernels<Cuda<D>> {
+        self.backend.blocks_enough = blocks;
+        self
+    }
 }

@@ -137,6 +137,8 @@ pub struct Cuda<D> {
     converts_fp8: Cell<bool>,
     /// Which kernels compute products of experts in bf16.
     experts: KernelKind,
+    /// From so many tiles of products of experts on blocks for Hopper compute several.
+    blocks_enough: usize,
     traffic: Cell<Traffic>,
 }
 
@@ -155,6 +157,7 @@ impl<D: Driver> Cuda<D> {
             product_elements_max: PRODUCT_ELEMENTS_MAX,
             converts_fp8: Cell::new(true),
             experts: KernelKind::Sm80,
+            blocks_enough: experts::BLOCKS_ENOUGH,
             traffic: Cell::default(),
         }))
     }

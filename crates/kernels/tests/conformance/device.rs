@@ -4,7 +4,9 @@ use crate::DTYPES;
 use crate::host::Host;
 use emulation::Emulation;
 use kernels::cpu::{Cpu, Instructions};
-use kernels::cuda::{Cuda, KernelKind};
+#[cfg(feature = "cuda")]
+use kernels::cuda::CudaDriver;
+use kernels::cuda::{Cuda, Driver, KernelKind};
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Init, KernelError, Kernels, Operation, Target};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
@@ -85,12 +87,28 @@ pub fn cutting_products(dtype: DType, elements_max: usize) -> Device {
     })
 }
 
+/// Kernels for Hopper, whose blocks compute as many tiles as they may.
+fn of_hopper<D: Driver + 'static>(kernels: Kernels<Cuda<D>>) -> Box<Kernels> {
+    Box::new(
+        kernels
+            .with_experts_by(KernelKind::Sm90)
+            .with_blocks_enough(1),
+    )
+}
+
 /// The emulation of kernels for Hopper.
 pub fn emulating_hopper(dtype: DType) -> Device {
     on_host("emulated cuda of Hopper", dtype, |memory| {
-        let cuda = Cuda::new(Emulation::default(), memory, dtype).unwrap();
-        Box::new(cuda.with_experts_by(KernelKind::Sm90))
+        of_hopper(Cuda::new(Emulation::default(), memory, dtype).unwrap())
     })
+}
+
+/// What Hopper runs, interpreted.
+#[cfg(feature = "cuda")]
+pub fn interpreting_hopper(dtype: DType) -> Device {
+    let (memory, kernels) = interpreting(&crate::interpreted::TEXTS_ON_HOPPER, dtype);
+    let name = format!("interpreted PTX of Hopper for {dtype:?}");
+    Device::new(name, memory, of_hopper(kernels))
 }
 
 /// The processor, multiplying bf16 by these instructions, which it must have.
@@ -129,30 +147,31 @@ fn interpreted(_dtype: DType) -> Option<Device> {
 /// The first GPU, on a machine that has one.
 #[cfg(feature = "cuda")]
 pub fn gpu(dtype: DType) -> Option<Device> {
-    on_gpu(dtype, KernelKind::Sm80)
+    on_gpu(dtype, |kernels, _| Some(Box::new(kernels)))
 }
 
 /// The same with kernels for Hopper; none if it is another GPU.
 #[cfg(feature = "cuda")]
 pub fn gpu_of_hopper(dtype: DType) -> Option<Device> {
-    on_gpu(dtype, KernelKind::Sm90)
+    on_gpu(dtype, |kernels, capability| {
+        (capability == (9, 0)).then(|| of_hopper(kernels))
+    })
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu(dtype: DType, kind: KernelKind) -> Option<Device> {
-    use kernels::cuda::{CudaDevice, CudaDriver, device_count};
+fn on_gpu(
+    dtype: DType,
+    kernels: impl Fn(Kernels<Cuda<CudaDriver>>, (i32, i32)) -> Option<Box<Kernels>>,
+) -> Option<Device> {
+    use kernels::cuda::{CudaDevice, device_count};
     device_count().ok().filter(|count| *count > 0)?;
     let device = CudaDevice::open(0).unwrap();
-    if kind == KernelKind::Sm90 && device.facts().capability != (9, 0) {
-        return None;
-    }
     let memory = Memory::device(device.clone());
     let driver = CudaDriver::new(&device).unwrap();
-    let kernels = Cuda::new(driver, &memory, dtype)
-        .unwrap()
-        .with_experts_by(kind);
+    let cuda = Cuda::new(driver, &memory, dtype).unwrap();
     let name = format!("{} for {dtype:?}", device.facts().name);
-    Some(Device::new(name, memory, Box::new(kernels)))
+    let kernels = kernels(cuda, device.facts().capability)?;
+    Some(Device::new(name, memory, kernels))
 }
 
 #[cfg(not(feature = "cuda"))]

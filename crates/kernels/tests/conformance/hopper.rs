@@ -1,10 +1,9 @@
 //! Kernels that are others on Hopper, by the PTX that it runs.
 
 use crate::case::{Cases, judge};
-use crate::device::{Device, interpreting};
+use crate::device::{Device, interpreting, interpreting_hopper};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted, texts_on_hopper};
 use crate::{DTYPES, fp8, grouped_products, largest, layer_norm, rms_norm, swiglu};
-use kernels::cuda::KernelKind;
 use memory::DType;
 use ptx::PtxTexts;
 use std::sync::Arc;
@@ -26,7 +25,6 @@ fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item 
     let all: Vec<Cases> = cases.into_iter().collect();
     for dtype in DTYPES {
         let (memory, kernels) = interpreting(texts, dtype);
-        let kernels = kernels.with_experts_by(KernelKind::Sm90);
         memory.set_poison(true);
         for _ in ["first", "again"] {
             assert_eq!(kernels.check_conversion_to_fp8().unwrap(), converts);
@@ -47,15 +45,11 @@ fn as_it_is() {
 
 #[test]
 fn products_of_experts() {
-    conform(&TEXTS_ON_HOPPER, true, OF_EXPERTS);
-}
-
-#[test]
-fn rows_that_are_not_finite() {
-    let (memory, kernels) = interpreting(&TEXTS_ON_HOPPER, DType::BF16);
-    let kernels = Box::new(kernels.with_experts_by(KernelKind::Sm90));
-    let device = Device::new("interpreted PTX of Hopper", memory, kernels);
-    grouped_products::not_finite_rows_stay_alone(&device, DType::BF16);
+    let devices = [interpreting_hopper(DType::BF16)];
+    devices[0].memory.set_poison(true);
+    for case in OF_EXPERTS.iter().flat_map(|cases| cases(DType::BF16)) {
+        judge(case.as_ref(), &devices);
+    }
 }
 
 /// A device whose instruction makes other codes: of the other format.

@@ -49,15 +49,20 @@ fn copy() -> String {
     let more = fault(&text.replace("%read, 16, 4", "%read, 20, 4"), 1, 32);
     assert_eq!(more.kind, MistakeKind::Meaningless, "{more}");
     // Another lane does not see what this lane waited for.
-    let of_others = text.replace("ld.shared", "xor.b32 %to, %to, 16;\nld.shared");
+    let of_others = text.replace("ld.shared", "add.s32 %to, %to, 16;\nld.shared");
     assert_eq!(fault(&of_others, 1, 32).kind, MistakeKind::Race);
     // The source is read until the wait.
     let source = text.replace(
         "cp.async.wait_all;",
         "st.global.u32 [%in], %word;\ncp.async.wait_all;",
     );
-    let output = words(&source, 32, &pattern(), 256);
-    assert_eq!(output[8], 16, "the copy is made at the wait");
+    assert_eq!(fault(&source, 1, 32).kind, MistakeKind::Race);
+    // And the target written.
+    let target = text.replace(
+        "cp.async.wait_all;",
+        "st.shared.u32 [%to], %word;\ncp.async.wait_all;",
+    );
+    assert_eq!(fault(&target, 1, 32).kind, MistakeKind::Race);
     text
 }
 

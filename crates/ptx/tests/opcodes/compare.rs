@@ -31,7 +31,9 @@ fn says(name: &str) -> Says {
 
 pub fn table() -> Vec<Case> {
     let opcodes = [
+        "setp.eq.b16",
         "setp.eq.b32",
+        "setp.eq.b64",
         "setp.eq.f32",
         "setp.eq.f64",
         "setp.eq.s16",
@@ -59,6 +61,9 @@ pub fn table() -> Vec<Case> {
         "setp.lt.u32",
         "setp.lt.u64",
         "setp.nan.f32",
+        "setp.ne.b16",
+        "setp.ne.b32",
+        "setp.ne.b64",
         "setp.ne.s16",
         "setp.ne.s32",
         "setp.ne.s64",
@@ -80,8 +85,9 @@ fn compare(opcode: &'static str) -> Case {
     let [low, high]: [Value; 2] = match parts[2] {
         "b32" | "u32" => [U(1), U(u32::MAX)],
         "s32" => [U(u32::MAX), U(1)],
-        "u64" => [L(1), L(u64::MAX)],
+        "b64" | "u64" => [L(1), L(u64::MAX)],
         "s64" => [L(u64::MAX), L(1)],
+        "b16" => [H(1), H(u16::MAX)],
         "s16" => [H(u16::MAX), H(1)],
         "f32" => [F(-2.0), F(1.0)],
         "f64" => [D(-2.0), D(1.0)],

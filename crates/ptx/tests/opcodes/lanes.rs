@@ -154,7 +154,7 @@ fn ends(opcode: &str) -> String {
 /// Every thread of two warps reads what the one in its place in the other warp wrote.
 fn exchange(between: &str, threads: u32) -> String {
     kernel(&format!(
-        ".reg .b32 %t, %o, %v, %n;
+        ".reg .b32 %t, %o, %v, %n, %at_own;
         .reg .b64 %out, %at;
         .shared .align 16 .b8 words[512];
         ld.param.u64 %out, [second];
@@ -163,9 +163,11 @@ fn exchange(between: &str, threads: u32) -> String {
         sub.s32 %o, %n, %t;
         shl.b32 %v, %t, 2;
         add.s32 %t, %t, 100;
-        st.shared.u32 [%v], %t;
+        add.s32 %at_own, %v, words;
+        st.shared.u32 [%at_own], %t;
         {between}
         shl.b32 %o, %o, 2;
+        add.s32 %o, %o, words;
         ld.shared.u32 %t, [%o];
         cvt.u64.u32 %at, %v;
         add.s64 %out, %out, %at;

@@ -19,6 +19,7 @@ fn sectors_and_conflicts_are_counted_by_line() {
             cvt.u64.u32 %at, %t;
             add.s64 %in, %in, %at;
             ld.global.u32 %v, [%in];
+            add.s32 %t, %t, words;
             @!%never st.shared.u32 [%t], %v;
             ",
         ))

@@ -63,6 +63,8 @@ struct Layout {
     /// 0, 128, 64 or 32 bytes, as a descriptor numbers them.
     swizzle: usize,
     is_transposed: bool,
+    /// Elements along k of the whole tile, of which a product takes 16.
+    depth: usize,
 }
 
 impl Layout {
@@ -75,30 +77,38 @@ impl Layout {
     fn strides(self, rows: usize) -> (usize, usize) {
         match (self.is_transposed, self.width()) {
             (false, 1) => (rows, 8),
-            (true, 1) => (8, 16),
+            (true, 1) => (8, self.depth),
             (false, width) => (1, 8 * width),
-            (true, width) => (16 * width, 8 * width),
+            (true, width) => (self.depth * width, 8 * width),
         }
     }
 
     /// The byte of an element: the canonical layouts in chunks of 16 bytes, then `Swizzle<B, 4, 3>`.
     fn byte(self, row: usize, k: usize, rows: usize) -> usize {
+        let byte = self.place(row, k, rows);
+        byte ^ (byte >> 7 & (self.width() - 1)) << 4
+    }
+
+    /// The same before the swizzle. With row 0 it says where the product of a depth begins.
+    fn place(self, row: usize, k: usize, rows: usize) -> usize {
         let (width, (lbo, sbo)) = (self.width(), self.strides(rows));
         let (chunk, within) = match (self.is_transposed, width) {
             // ((8,n),2):((1,SBO),LBO)
             (false, 1) => (cute([8, 32], [1, sbo], row) + k / 8 * lbo, k % 8),
-            // ((8,n),2):((W,SBO),1)
-            (false, _) => (cute([8, 32], [width, sbo], row) + k / 8, k % 8),
+            // ((8,n),2):((W,SBO),1), a panel for each W chunks of the depth
+            (false, _) => (
+                cute([8, 32], [width, sbo], row) + cute([width, 8], [1, rows * width], k / 8),
+                k % 8,
+            ),
             // ((1,n),(8,k)):((X,SBO),(1,LBO))
-            (true, 1) => (row / 8 * sbo + cute([8, 2], [1, lbo], k), row % 8),
+            (true, 1) => (row / 8 * sbo + cute([8, 8], [1, lbo], k), row % 8),
             // ((W,n),(8,k)):((1,LBO),(W,SBO))
             (true, _) => (
-                cute([width, 32], [1, lbo], row / 8) + cute([8, 2], [width, sbo], k),
+                cute([width, 32], [1, lbo], row / 8) + cute([8, 8], [width, sbo], k),
                 row % 8,
             ),
         };
-        let byte = 16 * chunk + 2 * within;
-        byte ^ (byte >> 7 & (width - 1)) << 4
+        16 * chunk + 2 * within
     }
 
     fn descriptor(self, start: usize, rows: usize) -> u64 {
@@ -130,6 +140,7 @@ impl Layouts {
         let layout = |swizzle, is_transposed| Layout {
             swizzle,
             is_transposed,
+            depth: 16,
         };
         let left = layout(number % 4, number / 4 % 2 == 1);
         Layouts {
@@ -138,7 +149,18 @@ impl Layouts {
         }
     }
 
-    /// Four warps multiply, and add the same product once more.
+    /// The same with tiles that several products go through.
+    fn deep(self, depth: usize) -> Layouts {
+        Layouts {
+            left: self.left.map(|left| Layout { depth, ..left }),
+            right: Layout {
+                depth,
+                ..self.right
+            },
+        }
+    }
+
+    /// Four warps multiply, and add the same products once more.
     fn text(self, columns: usize) -> String {
         let sums: Vec<String> = (0..columns / 2).map(|index| format!("%d{index}")).collect();
         let (sums, flag) = (sums.join(", "), u8::from(self.right.is_transposed));
@@ -152,13 +174,29 @@ impl Layouts {
         let opcode = format!("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16");
         let left_bits = self.left.map_or(0, |left| left.descriptor(0, 64));
         let right_bits = self.right.descriptor(RIGHT, columns);
+        let depths = || (0..self.right.depth).step_by(16);
+        let products: String = depths()
+            .chain(depths())
+            .enumerate()
+            .map(|(index, k)| {
+                let adds = if index == 0 { "%no" } else { "%yes" };
+                let step = |layout: Layout, rows| layout.place(0, k, rows) >> 4;
+                format!(
+                    "add.s64 %left, %base, {};
+                    add.s64 %right, %base, {};
+                    {opcode} {{{sums}}}, {left}, %right, {adds}, {end};\n",
+                    left_bits + self.left.map_or(0, |left| step(left, 64)) as u64,
+                    right_bits + step(self.right, columns) as u64,
+                )
+            })
+            .collect();
         let stores: String = (0..columns / 2)
             .map(|index| format!("st.global.f32 [%out+{}], %d{index};\n", 4 * index))
             .collect();
         kernel(&format!(
             ".reg .b32 %t, %at, %a<4>, %v<4>;
             .reg .f32 %d<{}>;
-            .reg .b64 %s, %in, %out, %off, %left, %right;
+            .reg .b64 %s, %in, %out, %off, %base, %left, %right;
             .reg .pred %p, %no, %yes;
             ld.param.u64 %in, [first];
             ld.param.u64 %out, [second];
@@ -183,13 +221,11 @@ impl Layouts {
             @%p bra copy;
             fence.proxy.async.shared::cta;
             bar.sync 0;
-            mov.u64 %left, {left_bits};
-            mov.u64 %right, {right_bits};
+            shr.u64 %base, %s, 4;
             setp.ne.s32 %no, %t, %t;
             setp.eq.s32 %yes, %t, %t;
             wgmma.fence.sync.aligned;
-            {opcode} {{{sums}}}, {left}, %right, %no, {end};
-            {opcode} {{{sums}}}, {left}, %right, %yes, {end};
+            {products}
             wgmma.commit_group.sync.aligned;
             wgmma.wait_group.sync.aligned 0;
             {stores}",
@@ -197,13 +233,14 @@ impl Layouts {
             2 * columns,
             IN_REGISTERS / 2048,
         ))
+        .replace(".align 16 .b8 dynamic", ".align 1024 .b8 dynamic")
     }
 
     /// Global memory: both factors as they lie in shared memory, and behind them the left one as it lies in registers.
     fn image(self, columns: usize) -> Vec<u8> {
         let mut image = vec![0; BYTES];
         let mut put = |byte: usize, value| image[byte..byte + 2].copy_from_slice(&bf16(value));
-        for k in 0..16 {
+        for k in 0..self.right.depth {
             for row in 0..64 {
                 if let Some(left) = self.left {
                     put(left.byte(row, k, 64), number(row, k, 1));
@@ -229,7 +266,8 @@ impl Layouts {
         for thread in 0..128 {
             for i in 0..columns / 2 {
                 let (row, column) = accumulator(thread, i);
-                let terms = (0..16).map(|k| number(row, k, 1) * number(column, k, 2));
+                let depth = 0..self.right.depth;
+                let terms = depth.map(|k| number(row, k, 1) * number(column, k, 2));
                 let expected = 2 * terms.sum::<i32>();
                 assert_eq!(
                     found[columns / 2 * thread + i],
@@ -270,6 +308,43 @@ fn every_layout_is_read() {
     }
 }
 
+/// Products go through a tile of 64 elements along k: within a swizzled row, and from panel to panel.
+#[test]
+fn every_layout_is_read_at_every_depth() {
+    for number in 0..16 {
+        Layouts::numbered(number).deep(64).check(72);
+    }
+}
+
+/// A swizzle permutes by the address, so a tile that is not aligned is not where its descriptor says.
+#[test]
+fn tiles_that_are_not_aligned_are_found() {
+    for (number, pattern) in [(1, 1024), (2, 512), (3, 256)] {
+        let layouts = Layouts::numbered(number);
+        let alignment = format!(".align {} .b8 dynamic", pattern / 2);
+        let text = layouts
+            .text(8)
+            .replace(".align 1024 .b8 dynamic", &alignment);
+        let found = launch(&text, &layouts.image(8), 128, 2048).unwrap_err();
+        let message = format!("begin at a multiple of {pattern} bytes");
+        assert!(found.message.contains(&message), "{found}");
+    }
+}
+
+/// Static arrays have tiles too.
+#[test]
+fn tiles_may_lie_in_static_arrays() {
+    let layouts = Layouts::numbered(1).deep(64);
+    let text = layouts
+        .text(8)
+        .replace("mov.u64 %s, dynamic;", "mov.u64 %s, tile;")
+        .replace(
+            ".reg .b64 %s",
+            ".shared .align 16 .b8 first[100];\n.shared .align 1024 .b8 tile[65536];\n.reg .b64 %s",
+        );
+    launch(&text, &layouts.image(8), 128, 2048).unwrap();
+}
+
 /// Places that the manual's figures show, so that the test's layouts are not judged by themselves alone.
 #[test]
 fn layouts_have_the_places_of_the_manual() {
@@ -277,6 +352,7 @@ fn layouts_have_the_places_of_the_manual() {
         Layout {
             swizzle,
             is_transposed,
+            depth: 16,
         }
         .byte(row, k, 64)
     };
@@ -317,14 +393,17 @@ fn mistakes_of_products_are_found() {
             "mov.u32 %v0, %tid.x;\nshr.u32 %v0, %v0, 5;\nsetp.eq.s32 %p, %v0, {warp};\n{instruction}"
         )
     };
-    let moved = of_warp(1, "@%p add.s64 %right, %right, 2;\nwgmma.fence");
+    let moved = of_warp(1, "@%p add.s64 %base, %base, 2;\nwgmma.fence");
     let ended = of_warp(3, "@%p bra over;\nwgmma.fence");
     let skipped = of_warp(3, "@%p bra past;\nwgmma.commit_group.sync.aligned;\npast:");
-    let lanes = "setp.eq.s32 %p, %at, 49152;\nadd.s64 %right, %right, %off;\nwgmma.fence";
+    let lanes = "setp.eq.s32 %p, %at, 49152;\nadd.s64 %base, %base, %off;\nwgmma.fence";
     let shared_store = "wgmma.wait_group.sync.aligned 0;\n";
     let write = |line: &str| format!("{line}\n{shared_store}");
     let own = write("st.shared.u32 [%at+-49152], %t;");
     let ordered = write("bar.sync 0;\nst.shared.u32 [%at+-49152], %t;\nbar.sync 0;");
+    let between_lanes = format!("st.shared.u32 [%at], %t;\n{wait}\nld.shared.u32 %v0, [%at+16];");
+    let of_one =
+        "mov.u32 %v0, %laneid;\nsetp.eq.s32 %p, %v0, 0;\n@%p fence.proxy.async.shared::cta;";
     for (number, from, to, kind, message) in [
         (
             0,
@@ -333,6 +412,15 @@ fn mistakes_of_products_are_found() {
             Unfenced,
             "no fence.proxy.async was between",
         ),
+        (
+            0,
+            "fence.proxy.async.shared::cta;",
+            of_one,
+            Unfenced,
+            "no fence.proxy.async was between",
+        ),
+        // A wait for products orders nothing between lanes.
+        (0, wait, &between_lanes, Race, "nothing orders the two"),
         (0, "bar.sync 0;", "", Race, "nothing orders the two"),
         (
             0,
@@ -392,7 +480,7 @@ fn mistakes_of_products_are_found() {
         (0, "%right, %no", "%right, %p", Group, "some lanes add"),
         (
             0,
-            "mov.u64 %left, ",
+            "add.s64 %left, %base, ",
             "mov.u64 %left, 0x2000000000000;\nmov.u64 %right, ",
             Meaningless,
             "a base offset",
@@ -409,7 +497,7 @@ fn mistakes_of_products_are_found() {
             "wgmma.wait_group.sync.aligned 0;\n",
             &ordered,
             Race,
-            "a product reads",
+            "products of warp 0",
         ),
     ] {
         let layouts = Layouts::numbered(number);
@@ -425,9 +513,24 @@ fn mistakes_of_products_are_found() {
                 1,
             );
         }
-        let found = launch(&text, &layouts.image(8), 128, 2048).unwrap_err();
+        let found = launch(&text, &layouts.image(8), 128, 2048);
+        let found = found.map(drop).expect_err(&format!("{from} -> {to}"));
         assert_eq!(found.kind, kind, "{from} -> {to}: {found}");
         assert!(found.message.contains(message), "{from} -> {to}: {found}");
+    }
+}
+
+/// A lane's fence counts for what it wrote and what it knows of, and a barrier tells of it.
+#[test]
+fn lanes_may_fence_one_by_one() {
+    let fence = "fence.proxy.async.shared::cta;";
+    let for_all =
+        format!("bar.sync 0;\nmov.u32 %v0, %tid.x;\nsetp.eq.s32 %p, %v0, 70;\n@%p {fence}");
+    let each = format!("mov.u32 %v0, %tid.x;\nsetp.lt.u32 %p, %v0, 70;\n@%p {fence}\n@!%p {fence}");
+    let layouts = Layouts::numbered(0);
+    for fences in [for_all, each] {
+        let text = layouts.text(8).replace(fence, &fences);
+        launch(&text, &layouts.image(8), 128, 2048).unwrap();
     }
 }
 
@@ -449,6 +552,8 @@ fn operands_of_products_that_mean_nothing_are_refused() {
         (0, "1, 1, 0, 0;", "1, 1, 0;", "7 operands in place of 8"),
         (16, "%a3}, %right", "%left}, %right", "are words"),
         (16, "%a3}, %right", "0}, %right", "are words"),
+        (0, "aligned 0;", "aligned 8;", "7 are possible"),
+        (0, "sm_90a", "sm_90", "without .target sm_90a"),
     ] {
         let text = Layouts::numbered(number).text(8);
         assert!(text.contains(from), "{from}");

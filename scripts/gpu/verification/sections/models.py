@@ -10,7 +10,7 @@ NEAR, NEAR_FP8 = 1e-4, 5e-3
 SMALL = ["--config", "tiny", "--micro-batch", 4, "--accum", 2]
 GPT2 = ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--set", "model.layers=2"]
 HOST = ["--offload-parameters", "pinned", "--offload-gradients", "pinned"]
-FP8, EXPERTS = kernels("fp8", "swiglu", "rms_norm"), kernels("experts", "grouped_matmul", "router")
+FP8, EXPERTS = kernels("fp8", "swiglu", "rms_norm"), kernels("experts", "grouped_matmul", "grouped_matmul_sm90", "router")
 # Flags, and the sources of what is its own. The first two have run on no GPU.
 FLAGS = {
     "FP8, codes of weights on the host": ([*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST], FP8),

@@ -24,6 +24,8 @@ struct Embedded {
 struct Source {
     /// Its name, without `.cu`.
     name: &'static str,
+    /// Whether it has instructions of Hopper alone, and so code for no other GPU.
+    is_for_hopper_alone: bool,
     /// Names of its kernels.
     kernels: &'static [&'static str],
     /// Its code, for the same GPUs as that of every other source, but for sources of Hopper's own instructions.
@@ -33,11 +35,6 @@ struct Source {
 const EMBEDDED: Embedded = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 impl Source {
-    /// Whether it has instructions of Hopper alone, and so code for no other GPU: as `crates/nvrtc` says.
-    fn is_for_hopper_alone(&self) -> bool {
-        self.name.ends_with("_sm90")
-    }
-
     /// What a GPU takes of it: the latest machine code for its major compute capability, or else PTX.
     fn choose(&self, capability: (i32, i32)) -> Option<&'static Image> {
         let fitting = self
@@ -64,11 +61,7 @@ pub(super) fn code_for(capability: (i32, i32)) -> Option<Code> {
 pub fn carried() -> Vec<String> {
     let mut carried = Vec::new();
     for source in EMBEDDED.sources {
-        let own = if source.is_for_hopper_alone() {
-            "a"
-        } else {
-            ""
-        };
+        let own = if source.is_for_hopper_alone { "a" } else { "" };
         for image in source.images {
             let name = format!("{}{own}", image.code());
             if !carried.contains(&name) {
@@ -151,8 +144,8 @@ impl Modules {
         Ok(*function)
     }
 
-    /// Loads every kernel that the GPU has code of, used or not, and lets the driver take the local memory that they need, which it would take at their
-    /// first launch. A driver that loads lazily has nothing of a module on the device before its functions are asked for.
+    /// Loads every kernel that there is code of for the GPU, used or not, and lets the driver take the local memory that they need, which
+    /// it would take at their first launch. A driver that loads lazily has nothing of a module on the device before its functions are asked for.
     pub(super) fn load_all(&self) -> Result {
         let sources = EMBEDDED.sources.iter();
         for source in sources.filter(|source| source.choose(self.capability).is_some()) {
@@ -220,7 +213,10 @@ impl Modules {
             KernelError::misfit(kernel.name, message)
         })?;
         let image = source.choose(self.capability).ok_or_else(|| {
-            let message = format!("this GPU has no code of `{}.cu`", kernel.source);
+            let message = format!(
+                "this binary has no code of `{}.cu` for this GPU: of kernels for 9.0 there is none for others, and KERNELS_TARGETS leaves some out of a build",
+                kernel.source
+            );
             KernelError::misfit(kernel.name, message)
         })?;
         let module = load(&image.bytes()).map_err(|(error, log)| {
@@ -358,7 +354,7 @@ mod tests {
         assert_eq!(carried[5..], ["sm_90a"]);
         for source in EMBEDDED.sources {
             let images = source.images.iter().map(|image| image.code().to_string());
-            let expected = match source.is_for_hopper_alone() {
+            let expected = match source.is_for_hopper_alone {
                 true => &carried[1..2],
                 false => &carried[..5],
             };
