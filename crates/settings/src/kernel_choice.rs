@@ -79,7 +79,7 @@ mod tests {
     fn a_run_keeps_to_its_kernels_where_the_gpu_has_them() {
         use KernelKind::{Sm80, Sm90};
         let taken = |set: &str, capability, before| {
-            let experts = "model.experts={count=4,chosen=2,ffn=16}";
+            let experts = "model.experts={count=4,chosen=2,ffn=16,normed=true}";
             let set: Vec<String> = [experts, "train.dtype=bf16", set].map(String::from).into();
             let config = Config::default().with(&set).unwrap();
             kernels_of_experts(&config, capability, before)
