@@ -288,6 +288,10 @@ pub struct ResumeRecord {
     pub from: String,
     /// Settings that changed what is computed, by `--allow-change`.
     pub changes: Vec<String>,
+    /// As in the run's first line, from here on.
+    pub experts_kernels: Option<&'static str>,
+    /// As in the run's first line, from here on.
+    pub kernels_given_up: Option<String>,
     /// Who goes on with it.
     pub process: ProcessRecord,
 }

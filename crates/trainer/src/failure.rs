@@ -335,7 +335,7 @@ impl Failure {
                     .into(),
             ),
             Failure::Kernels(_) => {
-                Some("with experts.kernels at auto or sm80, kernels for 8.0 compute the same sums".into())
+                Some("with experts.kernels at auto or sm80, kernels for 8.0 compute the same products".into())
             }
             Failure::Disk(_) => Some(
                 "these files are scratch, and checkpoints are whole: look at the free space and the health of the disk, or \

@@ -133,7 +133,7 @@ fn on_gpu(config: &Config, gpu: &DeviceFacts, before: Option<KernelKind>) -> Res
 #[cfg(feature = "cuda")]
 fn against(verdict: &Verdict, gpu: &DeviceFacts) -> Option<String> {
     let against = format!("kernels of experts for 9.0 (sm90) {}", verdict.against()?);
-    let file = kept_at(gpu).filter(|_| verdict.is_kept());
+    let file = kept_at(gpu).filter(|file| verdict.is_kept() && file.exists());
     let kept = file.map(|file| {
         format!(
             " (kept in {}, without which they are tried again)",

@@ -31,6 +31,7 @@ use checkpoint::ModelLock;
 use collectives::Launch;
 use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
+use kernels::cuda::KernelKind;
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use records::RunRecords;
@@ -236,11 +237,14 @@ impl Run {
             self.directory.describe(&self.decided, &self.plan)?;
             resumed.set_aside_later()?;
         }
+        let kinds = self.device.kernel_kinds();
         self.records.write(&ResumeRecord {
             schema_version: METRICS_SCHEMA_VERSION,
             step: self.made.steps,
             from: resumed.folder().display().to_string(),
             changes: resumed.changes.clone(),
+            experts_kernels: kinds.experts.map(KernelKind::name),
+            kernels_given_up: kinds.given_up,
             process: ProcessRecord::current(),
         })
     }

@@ -1,8 +1,8 @@
 //! The process of a trial.
 
-use super::{COMMAND, DEADLINE, ExpertWidths, Verdict};
+use super::{BEGUN, COMMAND, DEADLINE, ExpertWidths, Verdict};
 use std::fs::File;
-use std::io::{Read, Result, Seek};
+use std::io::{self, Read, Seek};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -18,25 +18,38 @@ const LAST: Duration = Duration::from_secs(1);
 pub(super) fn try_kernels(index: usize, widths: ExpertWidths) -> Verdict {
     match run(index, widths) {
         Err(error) => Verdict::Untried(format!("no process can be started: {error}")),
-        Ok(None) => Verdict::Hung,
-        Ok(Some((output, said))) => {
-            let verdict = serde_json::from_slice(&output.stdout);
-            match (output.status.success(), verdict) {
-                (true, Ok(verdict)) => verdict,
-                _ => {
-                    let last = said.lines().rfind(|line| !line.trim().is_empty());
-                    let status = output.status;
-                    Verdict::Faulted(
-                        last.map_or(status.to_string(), |last| format!("{status}: {last}")),
-                    )
-                }
-            }
+        Ok((None, said)) if said.contains(BEGUN) => Verdict::Hung,
+        Ok((None, _)) => Verdict::Untried(format!(
+            "the GPU was not open after {} s",
+            DEADLINE.as_secs()
+        )),
+        Ok((Some(output), said)) => {
+            let verdict = output
+                .status
+                .success()
+                .then(|| serde_json::from_slice(&output.stdout));
+            // A process that is killed, or panics, says nothing about the kernels: what they do to a GPU is an error of the driver's.
+            verdict.and_then(Result::ok).unwrap_or_else(|| {
+                Verdict::Untried(format!("{}{}", output.status, reason_in(&said)))
+            })
         }
     }
 }
 
-/// What the process wrote, and what it said on its standard error; none if it was not done in time.
-fn run(index: usize, widths: ExpertWidths) -> Result<Option<(Output, String)>> {
+/// What a process said went wrong.
+fn reason_in(said: &str) -> String {
+    let tells = |line: &&str| {
+        ["error:", "panicked at"]
+            .iter()
+            .any(|word| line.contains(word))
+    };
+    said.lines()
+        .find(tells)
+        .map_or_else(String::new, |line| format!(": {line}"))
+}
+
+/// What the process wrote, if it was done in time, and what it said on its standard error.
+fn run(index: usize, widths: ExpertWidths) -> io::Result<(Option<Output>, String)> {
     let mut said: File = tempfile::tempfile()?;
     let child = Command::new(THIS_PROGRAM)
         .arg(COMMAND)
@@ -52,19 +65,18 @@ fn run(index: usize, widths: ExpertWidths) -> Result<Option<(Output, String)>> {
     thread::Builder::new()
         .name("kernel trial".into())
         .spawn(move || tell.send(child.wait_with_output()))?;
-    match ended.recv_timeout(DEADLINE) {
-        Ok(output) => {
-            let mut text = Vec::new();
-            said.rewind()?;
-            said.read_to_end(&mut text)?;
-            Ok(Some((output?, String::from_utf8_lossy(&text).into_owned())))
-        }
+    let output = match ended.recv_timeout(DEADLINE) {
+        Ok(output) => Some(output?),
         Err(RecvTimeoutError::Timeout) => {
-            // SAFETY: sends a signal to the process, which the thread above has not waited for yet.
+            // SAFETY: sends a signal to the process. If it has ended just now, no other has its number so soon.
             unsafe { libc::kill(process as libc::pid_t, libc::SIGKILL) };
             let _ = ended.recv_timeout(LAST);
-            Ok(None)
+            None
         }
         Err(RecvTimeoutError::Disconnected) => unreachable!("the thread sends before it ends"),
-    }
+    };
+    let mut text = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut text)?;
+    Ok((output, String::from_utf8_lossy(&text).into_owned()))
 }

@@ -7,17 +7,22 @@
 mod child;
 mod kept;
 
-pub(crate) use kept::path as kept_at;
+pub(crate) use kept::{all_against, path as kept_at};
 
 use kernels::cuda::DeviceFacts;
 use serde::{Deserialize, Serialize};
 use settings::Config;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a trial may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What a trial's process says on its standard error when the GPU is open and kernels for 9.0 come next: only after that a process that
+/// does not end says something about them.
+pub(crate) const BEGUN: &str = "kernels for 9.0 are launched";
 
 /// The hidden command that a trial's process carries out.
 pub(crate) const COMMAND: &str = "try-kernels";
@@ -84,8 +89,9 @@ impl ExpertWidths {
             rows: 1,
         };
         let widest = widths.products().into_iter().flatten().max();
-        let tokens = config.batch.micro * config.data.seq;
-        widths.rows = (ELEMENTS_MAX / widest.unwrap_or(1)).clamp(1, tokens.max(1));
+        // By powers of two: prompts of all lengths have few verdicts.
+        let tokens = (config.batch.micro * config.data.seq).next_power_of_two();
+        widths.rows = (ELEMENTS_MAX / widest.unwrap_or(1)).clamp(1, tokens);
         Some(widths)
     }
 
@@ -160,15 +166,21 @@ pub(crate) fn this_program_has_the_command() {
     HAS_COMMAND.store(true, Ordering::Relaxed);
 }
 
-/// The verdict on kernels of experts for 9.0 at these widths: the one that is kept, or that of a trial, which is kept then.
+/// What this process's trials came to. Files of verdicts are of all GPUs of a name, and another process may write there.
+static OWN: Mutex<Vec<(usize, ExpertWidths, Verdict)>> = Mutex::new(Vec::new());
+
+/// The verdict on kernels of experts for 9.0 at these widths: that of this process's trial, the one that is kept, or that of a trial,
+/// which is kept then.
 pub(crate) fn verdict(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
-    match kept::find(gpu, widths) {
-        Some(kept) => {
-            tracing::debug!("the verdict on kernels of experts for 9.0 is kept");
-            kept
-        }
-        None => tried(gpu, widths),
-    }
+    let own = OWN.lock().expect("no thread panics");
+    let known = own
+        .iter()
+        .find(|(index, of, _)| (*index, *of) == (gpu.index, widths));
+    let known = known.map(|(.., verdict)| verdict.clone());
+    drop(own);
+    known
+        .or_else(|| kept::find(gpu, widths))
+        .unwrap_or_else(|| tried(gpu, widths))
 }
 
 /// The verdict of a trial, which is kept.
@@ -184,5 +196,7 @@ pub(crate) fn tried(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
     if verdict.is_kept() {
         kept::keep(gpu, widths, &verdict);
     }
+    let mut own = OWN.lock().expect("no thread panics");
+    own.push((gpu.index, widths, verdict.clone()));
     verdict
 }

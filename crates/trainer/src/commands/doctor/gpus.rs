@@ -35,6 +35,9 @@ pub(super) struct FoundGpu {
     /// What came of a trial of kernels of experts for 9.0, at small widths; null on a GPU that runs none of them.
     #[cfg(feature = "cuda")]
     experts_kernels: Option<Verdict>,
+    /// What is kept against them, of earlier trials at other widths: runs of these take others.
+    #[cfg(feature = "cuda")]
+    experts_kernels_against: Vec<String>,
     /// Its memory after this process had made a context and nothing else.
     memory: DeviceBytes,
     /// What this process takes besides its leases.
@@ -87,6 +90,10 @@ impl FoundGpu {
             Some(None) => "sm90, which passed a trial".into(),
             Some(Some(against)) => format!("sm80: those for 9.0 (sm90) {against}"),
         };
+        #[cfg(feature = "cuda")]
+        let experts = [&[experts], &self.experts_kernels_against[..]]
+            .concat()
+            .join("; ");
         #[cfg(not(feature = "cuda"))]
         let experts = String::new();
         let table = vec![
@@ -158,7 +165,7 @@ const REHEARSED: &str = "qwen2.5-0.5b";
 fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     use crate::device::{listed, rehearsed};
     use crate::kernel_kinds::KernelKinds;
-    use crate::kernel_trial::{ExpertWidths, tried};
+    use crate::kernel_trial::{ExpertWidths, all_against, tried};
     use kernels::cuda::{CudaDevice, KernelKind, device_facts};
     use memory::{DType, Memory};
     use settings::load::{Source, load};
@@ -167,6 +174,7 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     let facts = device_facts(index)?;
     let runs_sm90 = latest_kind(facts.capability) == KernelKind::Sm90;
     let experts_kernels = runs_sm90.then(|| tried(&facts, ExpertWidths::STANDARD));
+    let experts_kernels_against = all_against(&facts);
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
     let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;
@@ -196,6 +204,7 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
         library_path: library.path,
         fp8_missing: facts.no_fp8(),
         experts_kernels,
+        experts_kernels_against,
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,

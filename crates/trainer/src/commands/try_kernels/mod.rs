@@ -24,7 +24,10 @@ pub struct TryKernelsArgs {
 /// Those of standard output.
 pub(crate) fn try_kernels(args: &TryKernelsArgs) -> Result {
     // A process whose starter is gone would hold the GPU as long as a kernel hangs.
-    // SAFETY: sets this process's timer, whose signal ends it.
-    unsafe { libc::alarm(2 * DEADLINE.as_secs() as u32) };
+    // SAFETY: has this process killed when its starter ends, and at the latest after this time.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        libc::alarm(2 * DEADLINE.as_secs() as u32);
+    }
     print_json(&cases::verdict(args.gpu, &args.widths))
 }

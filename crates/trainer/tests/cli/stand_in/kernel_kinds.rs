@@ -159,6 +159,19 @@ fn they_are_tried_before_the_run_opens_the_gpu() {
     train(&place, "--out held", &exclusive).fails(5, &["CUDA_ERROR_DEVICE_UNAVAILABLE"]);
 }
 
+/// Where nothing can be kept, one trial is enough.
+#[test]
+fn a_run_without_a_folder_for_caches_tries_once() {
+    let place = Workplace::new();
+    std::fs::write(place.path("caches"), "").unwrap();
+    let told = train(&place, "--out run", &[("STAND_IN_SM90", "wrong")]).succeeds();
+    assert!(
+        told.stderr.contains("is not kept") && !told.stderr.contains("(kept in"),
+        "{told:?}"
+    );
+    assert_eq!(record(&place, "run")["experts_kernels"], "sm80");
+}
+
 /// What says nothing about the kernels is no verdict.
 #[test]
 fn what_was_not_tried_is_tried_again() {
@@ -178,12 +191,27 @@ fn the_doctor_tries_them() {
         let settings = [&[IDLE], settings].concat();
         let told = on_gpu(&place, "doctor --json --threads 1", &settings).succeeds();
         let machine: Value = serde_json::from_str(&told.stdout).unwrap();
-        machine["gpus"][0]["experts_kernels"].clone()
+        let gpu = &machine["gpus"][0];
+        (
+            gpu["experts_kernels"].clone(),
+            gpu["experts_kernels_against"].clone(),
+        )
     };
-    assert_eq!(doctor(&[])["verdict"], "passed");
-    assert_eq!(doctor(&[AMPERE]), Value::Null);
+    let (verdict, against) = doctor(&[]);
+    assert_eq!(
+        (&verdict["verdict"], against),
+        (&"passed".into(), serde_json::json!([]))
+    );
+    assert_eq!(doctor(&[AMPERE]).0, Value::Null);
     let wrong = ("STAND_IN_SM90", "wrong");
-    let verdict = doctor(&[wrong]);
+    train(&place, "--out run", &[wrong]).succeeds();
+    let (_, against) = doctor(&[]);
+    let of_the_run = against[0].as_str().unwrap();
+    assert!(
+        of_the_run.starts_with("8 x ") && of_the_run.contains("they were wrong in a trial"),
+        "{against}"
+    );
+    let (verdict, _) = doctor(&[wrong]);
     assert_eq!(verdict["verdict"], "wrong");
     let reason = verdict["reason"].as_str().unwrap();
     assert!(reason.starts_with("an element is "), "{reason}");
@@ -226,6 +254,9 @@ fn a_run_goes_on_with_its_kernels() {
     // What went on elsewhere stays with its kernels.
     let back = "--resume elsewhere --steps 4";
     on_gpu(&place, back, &[]).succeeds();
+    let lines = Metrics::read(&place, "elsewhere");
+    let resumed = lines.of_kind("resume").last().unwrap().clone();
+    assert_eq!(resumed["experts_kernels"], "sm80", "{resumed}");
     let state = place.text("elsewhere/checkpoints/step-4/trainer_state.json");
     assert!(state.contains("\"experts_kernels\": \"sm80\""), "{state}");
 }
