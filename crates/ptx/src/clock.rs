@@ -61,7 +61,7 @@ impl Times {
     }
 }
 
-/// What precedes an access.
+/// The accesses that precede one: all before these times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct VectorClock {
     /// Accesses before these times precede.

@@ -49,7 +49,7 @@ const SM90: Tile = Tile {
 const TILES_MAX: usize = 4;
 
 /// So many blocks keep any GPU busy to the end of a launch. Where there are more tiles, blocks compute several.
-pub(super) const BLOCKS_ENOUGH: usize = 1024;
+pub const BLOCKS_ENOUGH: usize = 1024;
 
 impl Tile {
     fn of(kind: KernelKind, dtype: DType) -> Tile {

@@ -21,8 +21,9 @@ impl<D: Driver> Kernels<Cuda<D>> {
         self.backend.experts = kind;
         self
     }
-    /// Lets blocks for Hopper compute several tiles of products of experts where so many blocks have one each, for tests of small
-    /// shapes.
+
+    /// Lets blocks for Hopper compute several tiles of products of experts as soon as so many blocks have one each, in place of
+    /// [`super::BLOCKS_ENOUGH`]. So small shapes are computed as large ones are, with the same bits.
     pub fn with_blocks_enough(mut self, blocks: usize) -> Kernels<Cuda<D>> {
         self.backend.blocks_enough = blocks;
         self

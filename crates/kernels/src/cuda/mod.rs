@@ -51,6 +51,7 @@ pub use device::{
     pci_bus_id, ptx, ptx_on_hopper, separate_connections,
 };
 pub use driver::Driver;
+pub use experts::BLOCKS_ENOUGH;
 pub use flash::flash_shared_bytes;
 pub use kind::KernelKind;
 pub use listing::{Call, Listed, Listing};
@@ -157,7 +158,7 @@ impl<D: Driver> Cuda<D> {
             product_elements_max: PRODUCT_ELEMENTS_MAX,
             converts_fp8: Cell::new(true),
             experts: KernelKind::Sm80,
-            blocks_enough: experts::BLOCKS_ENOUGH,
+            blocks_enough: BLOCKS_ENOUGH,
             traffic: Cell::default(),
         }))
     }

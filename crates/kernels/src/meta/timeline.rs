@@ -52,7 +52,7 @@ pub struct Span {
     pub queue: Queue,
     /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
-    /// What the operation moves. None for copies, exchanges, and work whose time is known otherwise.
+    /// Bytes that the operation moves. Copies, exchanges, and work whose time is known otherwise have none.
     pub moved: Option<Moved>,
     /// Where the step was when the work was enqueued.
     pub place: Place,

@@ -15,7 +15,7 @@ pub struct ByColumns<T> {
 }
 
 impl<T> ByColumns<T> {
-    /// Of vectors in order. None if there is no vector.
+    /// Puts vectors together, in the order of their columns. Returns `None` if there is no vector.
     ///
     /// # Panics
     /// If there are more than three.

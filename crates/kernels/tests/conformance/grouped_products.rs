@@ -405,7 +405,7 @@ fn kernels_for_hopper_on_a_gpu() {
     println!("kernels for Hopper: passed on {}", devices[0].name);
 }
 
-/// What is not finite stays in its rows, and in the gradient of its expert: neighbours in a tile keep their bits.
+/// NaN and infinity stay in their rows, and in their expert's gradient: the bits of all other rows and experts stay the same.
 pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
     // Experts end within tiles, and the third has the rows of 7 to 19.
     let experts = Experts(vec![0, 7, 12, 150]);

@@ -1,4 +1,4 @@
-//! What operations read and write, beside sums by hand.
+//! Compares the bytes that operations read and write with sums by hand.
 
 use kernels::Target;
 use planner::Plan;
@@ -76,7 +76,7 @@ fn passes_of_fp8() -> u64 {
     // Attention's output is kept in bf16; all else is transposed as codes.
     let attention = TOKENS * QUERIES;
     let transposed = 2 * (inputs + outputs - attention) + 3 * attention + 8;
-    // Of attention's output, and of both gradients that a norm made.
+    // One pass for attention's output, and one for each gradient that a norm made.
     let largest = 2 * (attention + 2 * TOKENS * HIDDEN) + 3 * 4;
     codes + of_weights + transposed + largest
 }

@@ -126,16 +126,10 @@ impl ExpertWidths {
     }
 }
 
+/// As the flags that ask for such a trial.
 impl fmt::Display for ExpertWidths {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let ExpertWidths {
-            hidden,
-            ffn,
-            rank,
-            experts,
-            rows,
-        } = self;
-        write!(f, "{experts} x {hidden} x {ffn}, rank {rank}, rows {rows}")
+        f.write_str(&self.flags().join(" "))
     }
 }
 

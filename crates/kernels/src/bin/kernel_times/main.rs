@@ -6,9 +6,9 @@
 //!
 //! A time is the median of 20 after 3 that do not count, each with an emptied cache, on random data. FLOPs and bytes are the
 //! operation's own least cost ([`kernels::Cost`]), where those of FP8 count half. NVML tells clock and power right after; power is a
-//! mean of up to a second. Operations that have other kernels for Hopper are timed by both kinds. A case is a kernel and a model; NAME is that of either, or both: `rms_norm/llama-3-8b`. A variant is a
-//! kernel with the threads and the dynamic shared memory of a block. `--list` needs no GPU. `--tiny` has small shapes, for an
-//! emulated GPU.
+//! mean of up to a second. Operations that have other kernels for Hopper are timed by both kinds. A case is a kernel and a model;
+//! NAME is that of either, or both: `rms_norm/llama-3-8b`. A variant is a kernel with the threads and the dynamic shared memory of
+//! a block. `--list` needs no GPU. `--tiny` has small shapes, for an emulated GPU.
 
 mod models;
 mod operands;
@@ -120,7 +120,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A case, and where there are other kernels for Hopper, the same by these.
+/// A case by the kernels for 8.0, and by those for Hopper where these have other names.
 fn by_kinds(
     build: Build,
     model: &ModelShapes,

@@ -24,7 +24,7 @@ pub struct ListedCase {
 }
 
 impl ListedCase {
-    /// What it launches, by name; none for a product of the library.
+    /// The names of the kernels that it launches; a product of the library has none.
     pub fn kernels(&self) -> Vec<Option<&str>> {
         let name = |call: &Call| match call {
             Call::Launch { kernel, .. } => Some(kernel.name),

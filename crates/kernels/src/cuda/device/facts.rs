@@ -49,7 +49,7 @@ pub fn device_count() -> Result<usize> {
     Ok(count.max(0) as usize)
 }
 
-/// What a GPU is. Takes no memory of the GPU.
+/// Asks the driver for a GPU's facts, without a context, so no memory of the GPU is taken.
 ///
 /// # Errors
 /// [`KernelError`] if there is no such GPU.

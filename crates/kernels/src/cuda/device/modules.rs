@@ -56,7 +56,7 @@ pub(super) fn code_for(capability: (i32, i32)) -> Option<Code> {
     source.choose(capability).map(Image::code)
 }
 
-/// What this binary has of its kernels, read from the embedded code itself: `sm_90` is machine code for compute
+/// The kinds of code that this binary has of its kernels, read from the code itself: `sm_90` is machine code for compute
 /// capability 9.0, `sm_90a` that of kernels with instructions of 9.0 alone, `compute_80 ptx 8.8` what the driver of another GPU compiles.
 pub fn carried() -> Vec<String> {
     let mut carried = Vec::new();
@@ -92,7 +92,7 @@ pub fn ptx_on_hopper() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// What this binary has of the sources whose names begin so, compressed: by it builds are told apart.
+/// The embedded code of the sources whose names begin with `name`, compressed. It differs between builds of different sources.
 pub fn images(name: &str) -> impl Iterator<Item = &'static [u8]> {
     let sources = EMBEDDED.sources.iter();
     let named = sources.filter(move |source| source.name.starts_with(name));

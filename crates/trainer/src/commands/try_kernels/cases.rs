@@ -8,7 +8,7 @@
 //! rounded once more by each kind: half a unit of its last place each, together up to 2^-7 of it.
 
 use crate::kernel_trial::{BEGUN, ELEMENTS_MAX, ExpertWidths, Verdict};
-use kernels::cuda::{Cuda, CudaDevice, CudaDriver, KernelKind};
+use kernels::cuda::{BLOCKS_ENOUGH, Cuda, CudaDevice, CudaDriver, KernelKind};
 use kernels::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use kernels::random::random_u32;
 use kernels::{Fault, Init, KernelError, Kernels};
@@ -397,7 +397,7 @@ fn tried(trial: &Trial, mut kernels: CudaKernels) -> Result<Verdict, Verdict> {
     for case in cases(trial.widths) {
         let mut results = Vec::new();
         // The second time a block computes as many tiles as it does of a large run: that changes no bit either.
-        for (kind, blocks_enough) in [(Sm80, 1024), (Sm90, 1024), (Sm90, 1)] {
+        for (kind, blocks_enough) in [(Sm80, BLOCKS_ENOUGH), (Sm90, BLOCKS_ENOUGH), (Sm90, 1)] {
             kernels = kernels
                 .with_experts_by(kind)
                 .with_blocks_enough(blocks_enough);
