@@ -137,39 +137,16 @@ template <int LONG, bool BY_DEPTH> struct Copies {
     }
 };
 
-// The ring of stages. The copying group fills a stage when the multiplying ones have freed it; all go round in the same order.
-template <bool A_BY_DEPTH, bool B_BY_DEPTH> struct Ring {
-    typedef Panels<ROWS, A_BY_DEPTH> Left;
-    typedef Panels<COLUMNS, B_BY_DEPTH> Right;
-    static constexpr int STAGE_BYTES = Left::BYTES + Right::BYTES;
-
-    // Of the stages, and behind them their barriers.
-    uint32_t address;
-    int stage;
-    // Changes with every round.
-    uint32_t parity;
-
-    __device__ Left left() const { return {address + stage * STAGE_BYTES}; }
-    __device__ Right right() const { return {left().address + Left::BYTES}; }
-    __device__ uint32_t full_barrier() const { return address + STAGES * STAGE_BYTES + 8 * stage; }
-    __device__ uint32_t free_barrier() const { return full_barrier() + 8 * STAGES; }
-    __device__ void advance() {
-        stage = stage == STAGES - 1 ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-    // One thread does this.
-    __device__ void init_barriers() const {
-        for (Ring ring = *this; ring.stage < STAGES; ring.stage++) {
-            init_barrier(ring.full_barrier(), GROUP);
-            init_barrier(ring.free_barrier(), 2 * GROUP / WARP);
-        }
-        publish_barriers();
-    }
+// The stages of both factors. The copying group fills one when the multiplying ones have freed it.
+template <bool A_BY_DEPTH, bool B_BY_DEPTH>
+struct Stages : Ring<STAGES, Panels<ROWS, A_BY_DEPTH>::BYTES + Panels<COLUMNS, B_BY_DEPTH>::BYTES> {
+    __device__ Panels<ROWS, A_BY_DEPTH> left() const { return {this->address()}; }
+    __device__ Panels<COLUMNS, B_BY_DEPTH> right() const { return {this->address() + Panels<ROWS, A_BY_DEPTH>::BYTES}; }
 };
 
 // The copying group's work.
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
-__device__ void copy_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY_DEPTH, B_BY_DEPTH> ring) {
+__device__ void copy_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Stages<A_BY_DEPTH, B_BY_DEPTH> ring) {
     const bool in_chunks = tiles.a.in_chunks() && tiles.b.in_chunks();
     for (; tiles.is_left(); tiles.advance()) {
         Copies<ROWS, A_BY_DEPTH> a = {tiles.a};
@@ -201,12 +178,8 @@ __device__ void copy_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY_DEP
     wait_for_copies();
 }
 
-// Says that this warp's products no longer read a stage.
-__device__ inline void free_stage(uint32_t free_barrier) {
-    if (threadIdx.x % WARP == 0) {
-        arrive(free_barrier);
-    }
-}
+// A multiplying group's sums.
+typedef float Sums[COLUMNS / 8][4];
 
 // Two lanes, whose numbers differ in one bit, have COUNT elements of each of two parts. One keeps the first part whole, the other the
 // second.
@@ -230,7 +203,7 @@ template <> struct Collected<float> {
     static constexpr int COUNT = 4, EIGHTS = 2;
     float values[COUNT];
 
-    __device__ Collected(const GroupSums &sums, int n, int half) {
+    __device__ Collected(const Sums &sums, int n, int half) {
         exchange<2>(values, &sums[n][2 * half], &sums[n + 1][2 * half], 1);
     }
     static __device__ int column(int n, int lane) { return 8 * (n + lane % 2) + 4 * (lane % 4 / 2); }
@@ -240,7 +213,7 @@ template <> struct Collected<bf16> {
     static constexpr int COUNT = 8, EIGHTS = 4;
     float values[COUNT];
 
-    __device__ Collected(const GroupSums &sums, int n, int half) {
+    __device__ Collected(const Sums &sums, int n, int half) {
         const Collected<float> first(sums, n, half), second(sums, n + 2, half);
         exchange<4>(values, first.values, second.values, 2);
     }
@@ -256,7 +229,7 @@ template <typename O> struct Stored {
 };
 
 // Stores a warp's sums of sixteen rows from `row` on. What they are added to is asked for a batch at a time.
-template <typename O> __device__ void store(const Output<O> &out, const GroupSums &sums, int row) {
+template <typename O> __device__ void store(const Output<O> &out, const Sums &sums, int row) {
     typedef Collected<O> Values;
     constexpr int BATCH = 8, OF_BATCH = BATCH * Values::EIGHTS;
     const bool in_chunks = out.stride % Values::COUNT == 0 && reinterpret_cast<uintptr_t>(out.first) % sizeof(Chunk) == 0;
@@ -305,8 +278,8 @@ template <typename O> __device__ void store(const Output<O> &out, const GroupSum
 
 // The work of a multiplying group, which has 64 rows from `row` on.
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
-__device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY_DEPTH, B_BY_DEPTH> ring, int row) {
-    GroupSums sums;
+__device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Stages<A_BY_DEPTH, B_BY_DEPTH> ring, int row) {
+    Sums sums;
     for (; tiles.is_left(); tiles.advance()) {
 #pragma unroll
         for (int n = 0; n < 32; n++) {
@@ -321,8 +294,7 @@ __device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < DEPTH; k += 16) {
-                wgmma_64x256x16<A_BY_DEPTH, B_BY_DEPTH>(sums, ring.left().descriptor_from(row, k),
-                                                          ring.right().descriptor_from(0, k));
+                wgmma<A_BY_DEPTH, B_BY_DEPTH>(sums, ring.left().descriptor_from(row, k), ring.right().descriptor_from(0, k));
             }
             wgmma_commit();
             wgmma_wait<1>();
@@ -345,9 +317,10 @@ __device__ void multiply_tiles(Tiles<O, A_BY_DEPTH, B_BY_DEPTH> tiles, Ring<A_BY
 template <typename O, bool A_BY_DEPTH, bool B_BY_DEPTH>
 __device__ void multiply(const Tiles<O, A_BY_DEPTH, B_BY_DEPTH> &tiles) {
     extern __shared__ __align__(1024) Chunk stages[];
-    const Ring<A_BY_DEPTH, B_BY_DEPTH> ring = {shared_address(stages), 0, 0};
+    Stages<A_BY_DEPTH, B_BY_DEPTH> ring;
+    ring.stages = shared_address(stages), ring.barriers = ring.stages + ring.BYTES;
     if (threadIdx.x == 0) {
-        ring.init_barriers();
+        ring.init_barriers(GROUP, 2 * GROUP / WARP);
     }
     __syncthreads();
     // The same for all lanes, as the compiler has to know to keep descriptors in uniform registers.

@@ -53,6 +53,14 @@ __device__ inline void store_chunk(uint32_t to, Chunk chunk) {
 // products that are asked for later.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Barriers of the block, 1 to 15: what waits there goes on when so many threads have come, those that go on at once included.
+__device__ inline void wait_for_groups(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void arrive_at_groups(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // A group gives registers to the others of its block, or takes them: the numbers of all groups add up to what they began with.
 template <int COUNT> __device__ inline void shrink_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -76,14 +84,24 @@ __device__ inline uint64_t descriptor(uint32_t address, uint32_t panel_bytes) {
     return SWIZZLED_BY_128 | EIGHT_LINES >> 4 << 32 | uint64_t(panel_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Sums of 64 rows and 256 columns, of which warp w of a group has 16 rows from 16 w on: eights of columns, as `mma.cuh` says of one.
-typedef float GroupSums[32][4];
+// Sums of 64 rows are `float [N][4]`: of N eights of columns, warp w of a group has 16 rows from 16 w on, as `mma.cuh` says of one.
 
 // The compiler neither moves sums over this nor keeps copies of them: around products, which write them later.
-__device__ inline void pin(GroupSums &sums) {
+template <int N> __device__ inline void pin(float (&sums)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < 32; n++) {
+    for (int n = 0; n < N; n++) {
         asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    }
+}
+
+// A left factor's 64 rows at sixteen places of the depth, which lie as two eights of sums do, in pairs of bf16.
+typedef uint32_t Sixteen[4];
+
+// The same for left factors, which products read later.
+template <int N> __device__ inline void pin(Sixteen (&factors)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" : "+r"(factors[n][0]), "+r"(factors[n][1]), "+r"(factors[n][2]), "+r"(factors[n][3])::"memory");
     }
 }
 
@@ -96,22 +114,87 @@ template <int UNDER_WAY> __device__ inline void wgmma_wait() {
 }
 
 #define SUMS_4(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
-#define SUMS_16(n) SUMS_4(n), SUMS_4(n + 1), SUMS_4(n + 2), SUMS_4(n + 3)
+#define SUMS_8(n) SUMS_4(n), SUMS_4(n + 1)
+#define SUMS_32(n) SUMS_8(n), SUMS_8(n + 2), SUMS_8(n + 4), SUMS_8(n + 6)
 
-// sums += a [64, 16] b [256, 16]^T, asynchronously. BY_DEPTH: a line of the factor has its elements at one place of the depth.
-template <bool A_BY_DEPTH, bool B_BY_DEPTH>
-__device__ inline void wgmma_64x256x16(GroupSums &sums, uint64_t a, uint64_t b) {
-    asm volatile(
-        "{ .reg .pred adds; setp.ne.u32 adds, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, adds, 1, 1, %130, %131; }"
-        : SUMS_16(0), SUMS_16(4), SUMS_16(8), SUMS_16(12), SUMS_16(16), SUMS_16(20), SUMS_16(24), SUMS_16(28)
-        : "l"(a), "l"(b), "n"(A_BY_DEPTH), "n"(B_BY_DEPTH));
+// The operands of a product of so many columns: sums, which are the first ones of the instruction.
+#define SUMS_OF_64 SUMS_32(0)
+#define SUMS_OF_80 SUMS_32(0), SUMS_8(8)
+#define SUMS_OF_96 SUMS_32(0), SUMS_8(8), SUMS_8(10)
+#define SUMS_OF_112 SUMS_32(0), SUMS_8(8), SUMS_8(10), SUMS_8(12)
+#define SUMS_OF_128 SUMS_32(0), SUMS_32(8)
+#define SUMS_OF_192 SUMS_32(0), SUMS_32(8), SUMS_32(16)
+#define SUMS_OF_256 SUMS_32(0), SUMS_32(8), SUMS_32(16), SUMS_32(24)
+#define NUMBERS_OF_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NUMBERS_OF_80 NUMBERS_OF_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define NUMBERS_OF_96 NUMBERS_OF_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define NUMBERS_OF_112 NUMBERS_OF_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define NUMBERS_OF_128 NUMBERS_OF_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define NUMBERS_OF_192 NUMBERS_OF_128 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NUMBERS_OF_256 NUMBERS_OF_192 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// sums = [sums +] a [64, 16] b [COLUMNS, 16]^T, asynchronously. BY_DEPTH: a line of the factor has its elements at one place of the depth.
+// `a` is in shared memory, or in registers. The other parameters are the numbers of the operands behind the sums.
+#define GROUP_PRODUCT(COLUMNS, N0, N1, N2, N3, N4, N5, N6)                                                              \
+    template <bool A_BY_DEPTH, bool B_BY_DEPTH>                                                                        \
+    __device__ inline void wgmma(float (&sums)[COLUMNS / 8][4], uint64_t a, uint64_t b, bool adds = true) {            \
+        asm volatile("{ .reg .pred adds; setp.ne.u32 adds, " N2 ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS      \
+                     "k16.f32.bf16.bf16 {" NUMBERS_OF_##COLUMNS "}, " N0 ", " N1 ", adds, 1, 1, " N3 ", " N4 "; }"      \
+                     : SUMS_OF_##COLUMNS                                                                               \
+                     : "l"(a), "l"(b), "r"(int(adds)), "n"(A_BY_DEPTH), "n"(B_BY_DEPTH));                              \
+    }                                                                                                                  \
+    template <bool B_BY_DEPTH>                                                                                         \
+    __device__ inline void wgmma(float (&sums)[COLUMNS / 8][4], const Sixteen &a, uint64_t b, bool adds = true) {      \
+        asm volatile("{ .reg .pred adds; setp.ne.u32 adds, " N5 ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS      \
+                     "k16.f32.bf16.bf16 {" NUMBERS_OF_##COLUMNS "}, {" N0 ", " N1 ", " N2 ", " N3 "}, " N4             \
+                     ", adds, 1, 1, " N6 "; }"                                                                         \
+                     : SUMS_OF_##COLUMNS                                                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(B_BY_DEPTH));           \
+    }
+
+GROUP_PRODUCT(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+GROUP_PRODUCT(80, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+GROUP_PRODUCT(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+GROUP_PRODUCT(112, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+GROUP_PRODUCT(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+GROUP_PRODUCT(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+GROUP_PRODUCT(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+
+// Stages in shared memory, which one part of a block fills and others free; all go round in the same order.
+template <int STAGES, int STAGE_BYTES> struct Ring {
+    static constexpr int BYTES = STAGES * STAGE_BYTES, BARRIER_BYTES = 2 * 8 * STAGES;
+
+    uint32_t stages, barriers;
+    int stage = 0;
+    // Changes with every round.
+    uint32_t parity = 0;
+
+    __device__ uint32_t address() const { return stages + stage * STAGE_BYTES; }
+    __device__ uint32_t full_barrier() const { return barriers + 8 * stage; }
+    __device__ uint32_t free_barrier() const { return full_barrier() + 8 * STAGES; }
+    __device__ void advance() {
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+    // One thread does this. A stage is full when so many have arrived, and free when so many warps no longer read it.
+    __device__ void init_barriers(int fillers, int readers) const {
+        for (Ring ring = *this; ring.stage < STAGES; ring.stage++) {
+            init_barrier(ring.full_barrier(), fillers);
+            init_barrier(ring.free_barrier(), readers);
+        }
+        publish_barriers();
+    }
+};
+
+// Says that this warp's products no longer read a stage.
+__device__ inline void free_stage(uint32_t free_barrier) {
+    if (threadIdx.x % WARP == 0) {
+        arrive(free_barrier);
+    }
 }

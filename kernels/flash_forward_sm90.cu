@@ -1,0 +1,261 @@
+// Flash attention's forward pass in bf16 on Hopper: as in `flash_attention.cu`, by the products of groups of threads. One group copies keys
+// and values to rings of stages, and others have 64 queries each. A group's scores of the next keys are multiplied while values are added
+// by the weights of the last; and groups multiply in turn, so that one weighs scores while another multiplies.
+#include "flash_sm90.cuh"
+
+// For heads padded to QK, whose values are padded to V. The launch code repeats these numbers.
+template <int QK, int V> struct Sizes {
+    static constexpr int GROUPS = QK == 64 ? 3 : 2;
+    static constexpr int QUERIES = 64 * GROUPS;
+    static constexpr int KEYS = QK <= 128 ? 128 : QK <= 192 ? 112 : 80;
+    static constexpr int STAGES = 2;
+    static constexpr int THREADS = 128 * (1 + GROUPS);
+};
+
+#ifdef EMULATION
+
+template <int QK, int V>
+void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
+    typedef Sizes<QK, V> Size;
+    const Head head = Head::of_block(a);
+    const PlainHead plain = {a, head, q, k, v};
+    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES;
+    if (int(threadIdx.x) >= rows_left(a, first, Size::QUERIES)) {
+        return;
+    }
+    const int query = first + int(threadIdx.x), first_key = head.first_key(a, query);
+    float top = -INFINITY, sum = 0.0f, sums[V] = {};
+    for (int key = first_key; key <= query; key++) {
+        top = fmaxf(top, plain.score(query, key));
+    }
+    for (int key = first_key; key <= query; key++) {
+        const float weight = expf(plain.score(query, key) - top);
+        sum += weight;
+        for (size_t i = 0; i < a.own_v_dim && plain.is_kept(query, key); i++) {
+            sums[i] += weight * widen(plain.value(key)[i]);
+        }
+    }
+    for (size_t i = 0; i < a.own_v_dim && out != nullptr; i++) {
+        head.of_queries(a, out, a.own_v_dim).row(query)[i] = narrow<bf16>(sums[i] * (a.kept_scale / sum));
+    }
+    if (lse != nullptr) {
+        lse[head.statistics(a) + query] = top + logf(sum);
+    }
+}
+
+#else
+
+// What lies in a block's shared memory.
+template <int QK, int V> struct Shared {
+    typedef Sizes<QK, V> Size;
+    typedef HeadPanels<Size::QUERIES, QK> Queries;
+    typedef HeadPanels<Size::KEYS, QK> Keys;
+    typedef HeadPanels<Size::KEYS, V> Values;
+    typedef Ring<Size::STAGES, Keys::BYTES> KeyRing;
+    typedef Ring<Size::STAGES, Values::BYTES> ValueRing;
+
+    Queries queries;
+    KeyRing keys;
+    ValueRing values;
+    // Becomes full when the queries are there.
+    uint32_t queries_barrier;
+
+    __device__ explicit Shared(uint32_t address) {
+        queries.address = address;
+        keys.stages = queries.address + Queries::BYTES;
+        values.stages = keys.stages + KeyRing::BYTES;
+        keys.barriers = values.stages + ValueRing::BYTES;
+        values.barriers = keys.barriers + KeyRing::BARRIER_BYTES;
+        queries_barrier = values.barriers + ValueRing::BARRIER_BYTES;
+    }
+    __device__ void init_barriers() const {
+        init_barrier(queries_barrier, GROUP);
+        keys.init_barriers(GROUP, Size::GROUPS * GROUP / WARP);
+        values.init_barriers(GROUP, Size::GROUPS * GROUP / WARP);
+    }
+};
+
+// The keys that a block goes over, tile by tile, from its last queries' on to the first that any of them sees: so tiles with keys that are
+// hidden come first.
+struct Keys {
+    int first, tiles;
+
+    template <int QUERIES, int KEYS>
+    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query, int queries) {
+        const int first = head.first_key(a, first_query, queries) / KEYS * KEYS;
+        return {first, (first_query + queries - first + KEYS - 1) / KEYS};
+    }
+};
+
+// The copying group's work.
+template <int QK, int V>
+__device__ void copy_tiles(Shared<QK, V> shared, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a, const Head &head,
+                           int first_query, Keys keys) {
+    constexpr int QUERIES = Sizes<QK, V>::QUERIES, KEYS = Sizes<QK, V>::KEYS;
+    shared.queries.fill(head.of_queries(a, q, a.qk_dim), first_query, rows_left(a, first_query, QUERIES), shared.queries_barrier);
+    const HeadRows<const bf16> key_rows = head.of_keys(a, k, a.qk_dim), value_rows = head.of_keys(a, v, a.own_v_dim);
+    for (int tile = keys.tiles - 1; tile >= 0; tile--) {
+        const int key = keys.first + tile * KEYS, count = rows_left(a, key, KEYS);
+        wait_for_phase(shared.keys.free_barrier(), shared.keys.parity ^ 1);
+        typename Shared<QK, V>::Keys{shared.keys.address()}.fill(key_rows, key, count, shared.keys.full_barrier());
+        shared.keys.advance();
+        wait_for_phase(shared.values.free_barrier(), shared.values.parity ^ 1);
+        typename Shared<QK, V>::Values{shared.values.address()}.fill(value_rows, key, count, shared.values.full_barrier());
+        shared.values.advance();
+    }
+    // No thread ends with a copy under way.
+    wait_for_copies();
+}
+
+// Multiplying groups ask for their products one after the other: each waits for the one before it, and the first for the last one's of the
+// tile before.
+template <int GROUPS> struct Turn {
+    int group;
+
+    __device__ void wait(bool is_first_tile) const {
+        if (GROUPS > 1 && !(group == 0 && is_first_tile)) {
+            wait_for_groups(1 + group, 2 * GROUP);
+        }
+    }
+    __device__ void pass_on(bool is_last_tile) const {
+        if (GROUPS > 1 && !(group == GROUPS - 1 && is_last_tile)) {
+            arrive_at_groups(group == GROUPS - 1 ? 1 : 2 + group, 2 * GROUP);
+        }
+    }
+};
+
+// What a warp of a multiplying group has: sixteen queries from `query` on, and what they have gathered.
+template <int QK, int V> struct Gathered {
+    static constexpr int KEYS = Sizes<QK, V>::KEYS;
+
+    const Attention &a;
+    const Head &head;
+    int query;
+    int first_keys[2];
+    OnlineSoftmax softmax;
+    float sums[V / 8][4] = {};
+
+    // Scores of keys from `key` on become weights. Returns whether earlier sums must be multiplied by `rescale`.
+    __device__ bool weigh(float (&scores)[KEYS / 8][4], float (&rescale)[2], int key) {
+        if (a.hides<16, KEYS>(query, key)) {
+            hide(scores, query, key, first_keys);
+        }
+        const bool is_rescaled = __any_sync(WHOLE_WARP, softmax.weigh(scores, rescale, a.scale * LOG2_E));
+        if (a.threshold != 0) {
+            drop(scores, a, head, query, key);
+        }
+        return is_rescaled;
+    }
+};
+
+// The work of a multiplying group, number `group` of them.
+template <int QK, int V>
+__device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attention &a, const Head &head, int first_query, Keys keys,
+                       int group) {
+    constexpr int KEYS = Sizes<QK, V>::KEYS;
+    const Turn<Sizes<QK, V>::GROUPS> turn = {group};
+    const int query = first_query + 64 * group + row_of_warp();
+    Gathered<QK, V> gathered = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
+    float scores[KEYS / 8][4], rescale[2];
+    Sixteen weights[KEYS / 16];
+    const auto wait_for_keys = [&] {
+        wait_for_phase(shared.keys.full_barrier(), shared.keys.parity);
+        fence_async_proxy();
+    };
+    const auto ask_for_scores = [&] {
+        wgmma_fence();
+        begin_scores(scores, shared.queries, 64 * group, typename Shared<QK, V>::Keys{shared.keys.address()});
+        wgmma_commit();
+    };
+    const auto ask_for_sums = [&] {
+        pin(gathered.sums);
+        pin(weights);
+        wgmma_fence();
+        begin_weighted(gathered.sums, weights, typename Shared<QK, V>::Values{shared.values.address()});
+        wgmma_commit();
+    };
+    const auto wait_for_values = [&] {
+        wait_for_phase(shared.values.full_barrier(), shared.values.parity);
+        fence_async_proxy();
+    };
+    const auto free_keys = [&] {
+        free_stage(shared.keys.free_barrier());
+        shared.keys.advance();
+    };
+    const auto free_values = [&] {
+        free_stage(shared.values.free_barrier());
+        shared.values.advance();
+    };
+    wait_for_phase(shared.queries_barrier, 0);
+    wait_for_keys();
+    turn.wait(true);
+    ask_for_scores();
+    turn.pass_on(keys.tiles == 1);
+    wgmma_wait<0>();
+    pin(scores);
+    free_keys();
+    gathered.weigh(scores, rescale, keys.first + (keys.tiles - 1) * KEYS);
+    round_weights(weights, scores);
+    for (int tile = keys.tiles - 2; tile >= 0; tile--) {
+        wait_for_keys();
+        turn.wait(false);
+        ask_for_scores();
+        wait_for_values();
+        ask_for_sums();
+        turn.pass_on(tile == 0);
+        wgmma_wait<1>();
+        pin(scores);
+        free_keys();
+        const bool is_rescaled = gathered.weigh(scores, rescale, keys.first + tile * KEYS);
+        wgmma_wait<0>();
+        pin(gathered.sums);
+        pin(weights);
+        free_values();
+        if (is_rescaled) {
+            rescale_rows(gathered.sums, rescale);
+        }
+        round_weights(weights, scores);
+    }
+    wait_for_values();
+    ask_for_sums();
+    wgmma_wait<0>();
+    pin(gathered.sums);
+    store_forward(out, lse, gathered.sums, gathered.softmax, query, a, head, a.own_v_dim);
+}
+
+// Blocks along x are sequences, along y heads; along z queries, the last first, since they see the most keys.
+template <int QK, int V>
+__device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
+    typedef Sizes<QK, V> Size;
+    extern __shared__ __align__(1024) Chunk chunks[];
+    const Shared<QK, V> shared(shared_address(chunks));
+    if (threadIdx.x == 0) {
+        shared.init_barriers();
+    }
+    __syncthreads();
+    const Head head = Head::of_block(a);
+    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = group_of_warp();
+    const Keys keys = Keys::of_block<Size::QUERIES, Size::KEYS>(a, head, first, rows_left(a, first, Size::QUERIES));
+    // Threads are launched with 168 registers each, or with 128 where groups are four.
+    if (group == 0) {
+        shrink_registers<Size::GROUPS == 2 ? 40 : 56>();
+        copy_tiles(shared, q, k, v, a, head, first, keys);
+    } else {
+        grow_registers<Size::GROUPS == 2 ? 232 : 152>();
+        attend(out, lse, shared, a, head, first, keys, group - 1);
+    }
+}
+
+#endif
+
+#define OF_ONE_WIDTH(QK, V)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(Sizes<QK, V>::THREADS, 1) flash_forward_sm90_##QK##_bf16(     \
+        bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, ATTENTION) {                       \
+        flash_forward<QK, V>(out, lse, q, k, v, OF_ATTENTION);                                                 \
+    }                                                                                                          \
+    EXPORT(flash_forward_sm90_##QK##_bf16)
+
+OF_ONE_WIDTH(64, 64);
+OF_ONE_WIDTH(128, 128);
+OF_ONE_WIDTH(192, 128);
+OF_ONE_WIDTH(256, 256);
