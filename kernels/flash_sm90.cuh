@@ -54,12 +54,16 @@ template <int ROWS, int D> struct HeadPanels {
     __device__ void fill(const HeadRows<const bf16> &rows, int first, int count, uint32_t full_barrier) const {
         constexpr int STEP = GROUP / LINE_CHUNKS;
         static_assert(ROWS % STEP == 0, "every thread has as many lines as the others");
-        const int line = int(threadIdx.x) % GROUP / LINE_CHUNKS, chunk = int(threadIdx.x) % LINE_CHUNKS, column = 8 * chunk;
+        int thread = int(threadIdx.x) % GROUP;
+        unsigned step = STEP * rows.stride;
+        // Else the compiler keeps addresses from tile to tile, and registers do not suffice.
+        asm volatile("" : "+r"(thread), "+r"(step));
+        const int line = thread / LINE_CHUNKS, chunk = thread % LINE_CHUNKS, column = 8 * chunk;
         const bf16 *from = rows.row(first + line) + column;
         uint32_t to = address + panel_offset(line, chunk);
         if (rows.in_chunks()) {
-#pragma unroll
-            for (int row = line; row < line + ROWS; row += STEP, from += size_t(STEP) * rows.stride, to += STEP * LINE_BYTES) {
+#pragma unroll 2
+            for (int row = line; row < line + ROWS; row += STEP, from += step, to += STEP * LINE_BYTES) {
 #pragma unroll
                 for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
                     const bool exists = row < count && panel * LINE_ELEMENTS + column < rows.width;
@@ -69,11 +73,13 @@ template <int ROWS, int D> struct HeadPanels {
             arrive_with_copies(full_barrier);
         } else {
 #pragma unroll 1
-            for (int row = line; row < line + ROWS; row += STEP, from += size_t(STEP) * rows.stride, to += STEP * LINE_BYTES) {
+            for (int row = line; row < line + ROWS; row += STEP, from += step, to += STEP * LINE_BYTES) {
 #pragma unroll 1
-                for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
-                    const int given = row < count ? rows.width - panel * LINE_ELEMENTS - column : 0;
-                    store_chunk(to + panel * PANEL_BYTES, partial_chunk(from + panel * LINE_ELEMENTS, given));
+                for (int i = 0; i < D / LINE_CHUNKS; i++) {
+                    // Element by element: a chunk's take registers that copies need.
+                    const int panel = i / 8, element = panel * LINE_ELEMENTS + i % 8;
+                    const bool exists = row < count && element + column < rows.width;
+                    store_element(to + panel * PANEL_BYTES + i % 8 * sizeof(bf16), exists ? from[element] : narrow<bf16>(0.0f));
                 }
             }
             fence_async_proxy();
