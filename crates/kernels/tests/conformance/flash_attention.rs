@@ -352,7 +352,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
 }
 
 /// Of each width that kernels for Hopper have: a token alone; below, at and above blocks and tiles; groups of up to 16; windows of one key,
-/// of few and of a tile; documents that begin anywhere, and with a window and dropout.
+/// of few and of a tile; documents that begin anywhere, and with a window and dropout; scores whose base follows from tile to tile.
 pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
     /// Tokens, query heads of the one key-value head, the window, lengths of documents, and dropout.
     type Row<'a> = (usize, usize, Option<usize>, &'a [usize], f32);
@@ -386,9 +386,15 @@ pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
             },
             lengths: lengths.to_vec(),
         };
+    let following = WIDTHS.map(|widths| {
+        let mut case = of((400, 1, None, &[], 0.0), widths);
+        case.attention.scores = Scores::Whole(4.0);
+        case
+    });
     let cases = WIDTHS
         .into_iter()
         .flat_map(|widths| ROWS.map(|row| of(row, widths)));
+    let cases = cases.chain(following);
     cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
 }
 
