@@ -55,30 +55,45 @@ template <int ROWS, int D> struct HeadPanels {
         constexpr int STEP = GROUP / LINE_CHUNKS;
         static_assert(ROWS % STEP == 0, "every thread has as many lines as the others");
         const int line = int(threadIdx.x) % GROUP / LINE_CHUNKS, chunk = int(threadIdx.x) % LINE_CHUNKS, column = 8 * chunk;
+        const int left = count - line;
         const bf16 *from = rows.row(first + line) + column;
         uint32_t to = address + panel_offset(line, chunk);
+        unsigned stride = STEP * rows.stride;
+        // Else the compiler keeps the distances of all rows from stage to stage, and registers do not suffice.
+        asm volatile("" : "+r"(stride));
         if (rows.in_chunks()) {
 #pragma unroll
-            for (int row = line; row < line + ROWS; row += STEP, from += size_t(STEP) * rows.stride, to += STEP * LINE_BYTES) {
+            for (int row = 0; row < ROWS; row += STEP, from += stride, to += STEP * LINE_BYTES) {
 #pragma unroll
                 for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
-                    const bool exists = row < count && panel * LINE_ELEMENTS + column < rows.width;
+                    const bool exists = row < left && panel * LINE_ELEMENTS + column < rows.width;
                     copy_chunk(to + panel * PANEL_BYTES, from + panel * LINE_ELEMENTS, exists);
                 }
             }
             arrive_with_copies(full_barrier);
         } else {
 #pragma unroll 1
-            for (int row = line; row < line + ROWS; row += STEP, from += size_t(STEP) * rows.stride, to += STEP * LINE_BYTES) {
+            for (int row = 0; row < ROWS; row += STEP, from += stride, to += STEP * LINE_BYTES) {
 #pragma unroll 1
                 for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
-                    const int given = row < count ? rows.width - panel * LINE_ELEMENTS - column : 0;
+                    const int given = row < left ? rows.width - panel * LINE_ELEMENTS - column : 0;
                     store_chunk(to + panel * PANEL_BYTES, partial_chunk(from + panel * LINE_ELEMENTS, given));
                 }
             }
             fence_async_proxy();
             arrive(full_barrier);
         }
+    }
+};
+
+// Stages of such rows.
+template <int STAGES, int ROWS, int D> struct RowRing : Ring<STAGES, HeadPanels<ROWS, D>::BYTES> {
+    __device__ HeadPanels<ROWS, D> rows() const { return {this->address()}; }
+    // What the copying group waits for, and the multiplying ones.
+    __device__ void wait_until_free() const { wait_for_phase(this->free_barrier(), this->parity ^ 1); }
+    __device__ void wait_until_full() const {
+        wait_for_phase(this->full_barrier(), this->parity);
+        fence_async_proxy();
     }
 };
 
@@ -111,6 +126,18 @@ template <int N> __device__ void round_weights(Sixteen (&to)[N], const float (&w
         }
     }
 }
+
+// The keys that a block goes over, tile by tile: from the first that any of its queries sees to its last query's.
+struct Keys {
+    int first, tiles;
+
+    template <int QUERIES, int KEYS>
+    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query, int queries) {
+        const int seen = head.first_key(a, first_query, queries);
+        const int first = __shfl_sync(WHOLE_WARP, seen, 0) / KEYS * KEYS;
+        return {first, (first_query + queries - first + KEYS - 1) / KEYS};
+    }
+};
 
 // The number of a warp's group, which the compiler has to know to be the same for all lanes to keep descriptors in uniform registers.
 __device__ inline int group_of_warp() { return __shfl_sync(WHOLE_WARP, int(threadIdx.x) / GROUP, 0); }
