@@ -345,7 +345,7 @@ __device__ void flash_backward_queries(bf16 *dq, float *row_sums, const bf16 *do
     __syncthreads();
     const Head head = Head::of_block(a);
     const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = group_of_warp();
-    const Keys keys = Keys::of_block<Size::QUERIES, KEYS>(a, head, first, rows_left(a, first, Size::QUERIES));
+    const Keys keys = Keys::of_block<Size::QUERIES, KEYS>(a, head, first);
     // Threads are launched with 168 registers each.
     if (group == 0) {
         shrink_registers<40>();

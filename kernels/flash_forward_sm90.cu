@@ -7,9 +7,12 @@
 template <int QK, int V> struct Sizes {
     static constexpr int GROUPS = QK == 64 ? 3 : 2;
     static constexpr int QUERIES = 64 * GROUPS;
-    static constexpr int KEYS = QK <= 128 ? 128 : QK <= 192 ? 112 : 80;
+    static constexpr int KEYS = QK == 64 ? 96 : QK == 128 ? 128 : QK == 192 ? 112 : 80;
     static constexpr int STAGES = 2;
     static constexpr int THREADS = 128 * (1 + GROUPS);
+    // Registers of a thread that copies, and of one that multiplies. Launched are 168 of three groups, and 128 of four.
+    static constexpr int COPYING = GROUPS == 3 ? 56 : 40;
+    static constexpr int MULTIPLYING = GROUPS == 3 ? 152 : 232;
 };
 
 #ifdef EMULATION
@@ -78,8 +81,9 @@ template <int QK, int V> struct Shared {
 // The copying group's work. The last keys come first, so that tiles with hidden ones do.
 template <int QK, int V>
 __device__ void copy_tiles(Shared<QK, V> shared, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a, const Head &head,
-                           int first_query, Keys keys) {
+                           int first_query) {
     constexpr int QUERIES = Sizes<QK, V>::QUERIES, KEYS = Sizes<QK, V>::KEYS;
+    const Keys keys = Keys::of_block<QUERIES, KEYS>(a, head, first_query);
     shared.queries.fill(head.of_queries(a, q, a.qk_dim), first_query, rows_left(a, first_query, QUERIES), shared.queries_barrier);
     const HeadRows<const bf16> key_rows = head.of_keys(a, k, a.qk_dim), value_rows = head.of_keys(a, v, a.own_v_dim);
     for (int tile = keys.tiles - 1; tile >= 0; tile--) {
@@ -138,9 +142,9 @@ template <int QK, int V> struct Gathered {
 
 // The work of a multiplying group, number `group` of them.
 template <int QK, int V>
-__device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attention &a, const Head &head, int first_query, Keys keys,
-                       int group) {
-    constexpr int KEYS = Sizes<QK, V>::KEYS;
+__device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attention &a, const Head &head, int first_query, int group) {
+    constexpr int QUERIES = Sizes<QK, V>::QUERIES, KEYS = Sizes<QK, V>::KEYS;
+    const Keys keys = Keys::of_block<QUERIES, KEYS>(a, head, first_query);
     const Turn<Sizes<QK, V>::GROUPS> turn = {group};
     const int query = first_query + 64 * group + row_of_warp();
     Gathered<QK, V> gathered = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
@@ -223,14 +227,12 @@ __device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *
     __syncthreads();
     const Head head = Head::of_block(a);
     const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = group_of_warp();
-    const Keys keys = Keys::of_block<Size::QUERIES, Size::KEYS>(a, head, first, rows_left(a, first, Size::QUERIES));
-    // Threads are launched with 168 registers each, or with 128 where groups are four.
     if (group == 0) {
-        shrink_registers<Size::GROUPS == 2 ? 40 : 56>();
-        copy_tiles(shared, q, k, v, a, head, first, keys);
+        shrink_registers<Size::COPYING>();
+        copy_tiles(shared, q, k, v, a, head, first);
     } else {
-        grow_registers<Size::GROUPS == 2 ? 232 : 152>();
-        attend(out, lse, shared, a, head, first, keys, group - 1);
+        grow_registers<Size::MULTIPLYING>();
+        attend(out, lse, shared, a, head, first, group - 1);
     }
 }
 

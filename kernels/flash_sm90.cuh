@@ -54,30 +54,32 @@ template <int ROWS, int D> struct HeadPanels {
     __device__ void fill(const HeadRows<const bf16> &rows, int first, int count, uint32_t full_barrier) const {
         constexpr int STEP = GROUP / LINE_CHUNKS;
         static_assert(ROWS % STEP == 0, "every thread has as many lines as the others");
-        const int line = int(threadIdx.x) % GROUP / LINE_CHUNKS, chunk = int(threadIdx.x) % LINE_CHUNKS, column = 8 * chunk;
-        const int left = count - line;
+        int thread = int(threadIdx.x) % GROUP;
+        unsigned step = STEP * rows.stride;
+        // Else the compiler keeps addresses from tile to tile, and registers do not suffice.
+        asm volatile("" : "+r"(thread), "+r"(step));
+        const int line = thread / LINE_CHUNKS, chunk = thread % LINE_CHUNKS, column = 8 * chunk;
         const bf16 *from = rows.row(first + line) + column;
         uint32_t to = address + panel_offset(line, chunk);
-        unsigned stride = STEP * rows.stride;
-        // Else the compiler keeps the distances of all rows from stage to stage, and registers do not suffice.
-        asm volatile("" : "+r"(stride));
         if (rows.in_chunks()) {
-#pragma unroll
-            for (int row = 0; row < ROWS; row += STEP, from += stride, to += STEP * LINE_BYTES) {
+#pragma unroll 2
+            for (int row = line; row < line + ROWS; row += STEP, from += step, to += STEP * LINE_BYTES) {
 #pragma unroll
                 for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
-                    const bool exists = row < left && panel * LINE_ELEMENTS + column < rows.width;
+                    const bool exists = row < count && panel * LINE_ELEMENTS + column < rows.width;
                     copy_chunk(to + panel * PANEL_BYTES, from + panel * LINE_ELEMENTS, exists);
                 }
             }
             arrive_with_copies(full_barrier);
         } else {
 #pragma unroll 1
-            for (int row = 0; row < ROWS; row += STEP, from += stride, to += STEP * LINE_BYTES) {
+            for (int row = line; row < line + ROWS; row += STEP, from += step, to += STEP * LINE_BYTES) {
 #pragma unroll 1
-                for (int panel = 0; panel < D / LINE_ELEMENTS; panel++) {
-                    const int given = row < left ? rows.width - panel * LINE_ELEMENTS - column : 0;
-                    store_chunk(to + panel * PANEL_BYTES, partial_chunk(from + panel * LINE_ELEMENTS, given));
+                for (int i = 0; i < D / LINE_CHUNKS; i++) {
+                    // Element by element: a chunk's take registers that copies need.
+                    const int panel = i / 8, element = panel * LINE_ELEMENTS + i % 8;
+                    const bool exists = row < count && element + column < rows.width;
+                    store_element(to + panel * PANEL_BYTES + i % 8 * sizeof(bf16), exists ? from[element] : narrow<bf16>(0.0f));
                 }
             }
             fence_async_proxy();
@@ -132,10 +134,10 @@ struct Keys {
     int first, tiles;
 
     template <int QUERIES, int KEYS>
-    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query, int queries) {
-        const int seen = head.first_key(a, first_query, queries);
-        const int first = __shfl_sync(WHOLE_WARP, seen, 0) / KEYS * KEYS;
-        return {first, (first_query + queries - first + KEYS - 1) / KEYS};
+    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query) {
+        const int queries = rows_left(a, first_query, QUERIES);
+        const unsigned first = unsigned(head.first_key(a, first_query, queries)) / KEYS * KEYS;
+        return {int(first), int((unsigned(first_query + queries) - first + KEYS - 1) / KEYS)};
     }
 };
 

@@ -49,6 +49,10 @@ __device__ inline void store_chunk(uint32_t to, Chunk chunk) {
                  : "memory");
 }
 
+__device__ inline void store_element(uint32_t to, bf16 element) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(*reinterpret_cast<const uint16_t *>(&element)) : "memory");
+}
+
 // Products read shared memory by another way than threads. What this thread has written there, or waited for, is visible on that way to
 // products that are asked for later.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

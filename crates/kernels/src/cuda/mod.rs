@@ -136,6 +136,8 @@ pub struct Cuda<D> {
     product_elements_max: usize,
     /// Whether codes of FP8 are made by the instruction where there is one, or else by integers.
     converts_fp8: Cell<bool>,
+    /// Which kernels compute flash attention in bf16.
+    attention: KernelKind,
     /// Which kernels compute products of experts in bf16.
     experts: KernelKind,
     /// From so many tiles of products of experts on blocks for Hopper compute several.
@@ -157,6 +159,7 @@ impl<D: Driver> Cuda<D> {
             queue: Cell::new(Queue::Compute),
             product_elements_max: PRODUCT_ELEMENTS_MAX,
             converts_fp8: Cell::new(true),
+            attention: KernelKind::Sm80,
             experts: KernelKind::Sm80,
             blocks_enough: BLOCKS_ENOUGH,
             traffic: Cell::default(),

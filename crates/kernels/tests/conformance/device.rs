@@ -87,10 +87,11 @@ pub fn cutting_products(dtype: DType, elements_max: usize) -> Device {
     })
 }
 
-/// Kernels for Hopper, whose blocks compute as many tiles as they may.
+/// Kernels for Hopper; blocks compute as many tiles of products of experts as they may.
 fn of_hopper<D: Driver + 'static>(kernels: Kernels<Cuda<D>>) -> Box<Kernels> {
     Box::new(
         kernels
+            .with_attention_by(KernelKind::Sm90)
             .with_experts_by(KernelKind::Sm90)
             .with_blocks_enough(1),
     )

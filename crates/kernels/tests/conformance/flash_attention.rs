@@ -351,6 +351,47 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
 }
 
+/// Of each width that kernels for Hopper have: a token alone; below, at and above blocks and tiles; groups of up to 16; windows of one key,
+/// of few and of a tile; documents that begin anywhere, and with a window and dropout.
+pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
+    /// Tokens, query heads of the one key-value head, the window, lengths of documents, and dropout.
+    type Row<'a> = (usize, usize, Option<usize>, &'a [usize], f32);
+    const ROWS: [Row; 11] = [
+        (1, 1, None, &[], 0.0),
+        (63, 16, None, &[], 0.0),
+        (64, 2, None, &[], 0.1),
+        (65, 1, Some(1), &[], 0.0),
+        (127, 3, Some(9), &[], 0.0),
+        (129, 2, None, &[1, 61, 2], 0.0),
+        (193, 1, Some(128), &[], 0.1),
+        (260, 2, Some(66), &[70, 5, 40], 0.1),
+        (300, 1, Some(300), &[], 0.0),
+        (400, 1, None, &[129, 128, 7], 0.0),
+        (1000, 1, None, &[], 0.0),
+    ];
+    const WIDTHS: [[usize; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
+    let of =
+        |(seq, heads, window, lengths, probability): Row, [qk, v]: [usize; 2]| FlashAttention {
+            attention: Attention {
+                dtype,
+                shape: AttentionShape {
+                    window,
+                    ..with_values([1, seq, heads, 1, qk], v, None)
+                },
+                scores: Scores::Random(1.5),
+                dropout: (probability > 0.0).then_some(Dropped {
+                    probability,
+                    key: 5,
+                }),
+            },
+            lengths: lengths.to_vec(),
+        };
+    let cases = WIDTHS
+        .into_iter()
+        .flat_map(|widths| ROWS.map(|row| of(row, widths)));
+    cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
+}
+
 /// Their exponentials are far beyond f32. The statistics are as well rounded as others; at this size that is too
 /// coarse for the gradients to be as close as the suite asks.
 #[test]

@@ -3,7 +3,9 @@
 use crate::case::{Cases, judge};
 use crate::device::{Device, interpreting, interpreting_hopper};
 use crate::interpreted::{ON_HOPPER, TEXTS_ON_HOPPER, noted, texts_on_hopper};
-use crate::{DTYPES, fp8, grouped_products, largest, layer_norm, rms_norm, swiglu};
+use crate::{
+    DTYPES, flash_attention, fp8, grouped_products, largest, layer_norm, rms_norm, swiglu,
+};
 use memory::DType;
 use ptx::PtxTexts;
 use std::sync::Arc;
@@ -19,6 +21,8 @@ const OF_EXPERTS: [Cases; 2] = [
     grouped_products::cases,
     grouped_products::several_tiles_a_block,
 ];
+
+const OF_ATTENTION: [Cases; 2] = [flash_attention::cases, flash_attention::widths_of_hopper];
 
 /// Judges cases on these texts, whose conversion to FP8 is as expected or not.
 fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item = Cases>) {
@@ -48,6 +52,15 @@ fn products_of_experts() {
     let devices = [interpreting_hopper(DType::BF16)];
     devices[0].memory.set_poison(true);
     for case in OF_EXPERTS.iter().flat_map(|cases| cases(DType::BF16)) {
+        judge(case.as_ref(), &devices);
+    }
+}
+
+#[test]
+fn attention() {
+    let devices = [interpreting_hopper(DType::BF16)];
+    devices[0].memory.set_poison(true);
+    for case in OF_ATTENTION.iter().flat_map(|cases| cases(DType::BF16)) {
         judge(case.as_ref(), &devices);
     }
 }
