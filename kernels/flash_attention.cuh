@@ -272,13 +272,9 @@ template <int N> __device__ void drop(float (&weights)[N][4], const Attention &a
     }
 }
 
-// Scores become probabilities, negative where forward dropped them. `first` is the index of the head's first element.
+// Scores become probabilities, negative where forward dropped them.
 template <typename T, bool HIDES, bool DROPS, int N, typename At>
-__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, uint64_t first, At at) {
-    KeptElements<N> kept_elements;
-    if (DROPS) {
-        kept_elements.find(a, first, at);
-    }
+__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const KeptElements<N> &kept_elements, At at) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -293,17 +289,26 @@ __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, ui
     }
 }
 
-// `hides`: whether there are elements that their queries do not see.
+// `kept` matters where elements are dropped. `hides`: whether there are elements that their queries do not see.
+template <typename T, int N, typename At>
+__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const KeptElements<N> &kept, bool hides, At at) {
+    if (a.threshold != 0) {
+        find_probabilities<T, true, true>(scores, a, kept, at);
+    } else if (hides) {
+        find_probabilities<T, true, false>(scores, a, kept, at);
+    } else {
+        find_probabilities<T, false, false>(scores, a, kept, at);
+    }
+}
+
+// The same, and which elements are kept.
 template <typename T, int N, typename At>
 __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const Head &head, bool hides, At at) {
-    const uint64_t first = head.statistics(a) * a.seq;
+    KeptElements<N> kept;
     if (a.threshold != 0) {
-        find_probabilities<T, true, true>(scores, a, first, at);
-    } else if (hides) {
-        find_probabilities<T, true, false>(scores, a, first, at);
-    } else {
-        find_probabilities<T, false, false>(scores, a, first, at);
+        kept.find(a, head.statistics(a) * a.seq, at);
     }
+    find_probabilities<T>(scores, a, kept, hides, at);
 }
 
 // What forward made of probabilities as `find_probabilities` leaves them.

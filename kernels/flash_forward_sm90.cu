@@ -78,20 +78,7 @@ template <int QK, int V> struct Shared {
     }
 };
 
-// The keys that a block goes over, tile by tile, from its last queries' on to the first that any of them sees: so tiles with keys that are
-// hidden come first.
-struct Keys {
-    int first, tiles;
-
-    template <int QUERIES, int KEYS>
-    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query) {
-        const int queries = rows_left(a, first_query, QUERIES);
-        const unsigned first = unsigned(same_in_warp(head.first_key(a, first_query, queries))) / KEYS * KEYS;
-        return {int(first), int((unsigned(first_query + queries) - first + KEYS - 1) / KEYS)};
-    }
-};
-
-// The copying group's work.
+// The copying group's work. The last keys come first, so that tiles with hidden ones do.
 template <int QK, int V>
 __device__ void copy_tiles(Shared<QK, V> shared, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a, const Head &head,
                            int first_query) {

@@ -90,6 +90,17 @@ template <int ROWS, int D> struct HeadPanels {
     }
 };
 
+// Stages of such rows.
+template <int STAGES, int ROWS, int D> struct RowRing : Ring<STAGES, HeadPanels<ROWS, D>::BYTES> {
+    __device__ HeadPanels<ROWS, D> rows() const { return {this->address()}; }
+    // What the copying group waits for, and the multiplying ones.
+    __device__ void wait_until_free() const { wait_for_phase(this->free_barrier(), this->parity ^ 1); }
+    __device__ void wait_until_full() const {
+        wait_for_phase(this->full_barrier(), this->parity);
+        fence_async_proxy();
+    }
+};
+
 // sums [64, 8 N] = a [64 rows from `row`, D] b [8 N, D]^T of both factors, asynchronously.
 template <int N, int A_ROWS, int D>
 __device__ void begin_scores(float (&sums)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
@@ -122,6 +133,18 @@ template <int N> __device__ void round_weights(Sixteen (&to)[N], const float (&w
 
 // What all lanes have, so that the compiler knows it too: what follows from it needs no vector registers.
 __device__ inline int same_in_warp(int x) { return __shfl_sync(WHOLE_WARP, x, 0); }
+
+// The keys that a block goes over, tile by tile: from the first that any of its queries sees to its last query's.
+struct Keys {
+    int first, tiles;
+
+    template <int QUERIES, int KEYS>
+    __device__ static Keys of_block(const Attention &a, const Head &head, int first_query) {
+        const int queries = rows_left(a, first_query, QUERIES);
+        const unsigned first = unsigned(same_in_warp(head.first_key(a, first_query, queries))) / KEYS * KEYS;
+        return {int(first), int((unsigned(first_query + queries) - first + KEYS - 1) / KEYS)};
+    }
+};
 
 // The first of a warp's sixteen rows of its group's 64.
 __device__ inline int row_of_warp() { return int(threadIdx.x) % GROUP / WARP * 16; }
