@@ -15,7 +15,7 @@ class Launch:
 
 
 def flash(width, rows):
-    """Threads of `flash.rs`, and tiles of so many rows of bf16, each with a chunk of padding."""
+    """Threads of `flash/sm80.rs`, and tiles of so many rows of bf16, each with a chunk of padding."""
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
