@@ -351,7 +351,7 @@ __device__ void flash_backward_queries(bf16 *dq, float *row_sums, const bf16 *do
     }
     __syncthreads();
     const Head head = Head::of_block(a);
-    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = group_of_warp();
+    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = same_in_warp(int(threadIdx.x) / GROUP);
     const Keys keys = Keys::of_block<Size::QUERIES, KEYS>(a, head, first);
     // Threads are launched with 168 registers each.
     if (group == 0) {
@@ -605,7 +605,7 @@ __device__ void flash_backward_keys(bf16 *dk, bf16 *dv, const Parts &parts, cons
         shared.init_barriers(2);
     }
     __syncthreads();
-    const int group = group_of_warp();
+    const int group = same_in_warp(int(threadIdx.x) / GROUP);
     // Threads are launched with 168 registers each.
     if (group == 0) {
         shrink_registers<56>();

@@ -7,7 +7,7 @@
 template <int QK, int V> struct Sizes {
     static constexpr int GROUPS = QK == 64 ? 3 : 2;
     static constexpr int QUERIES = 64 * GROUPS;
-    static constexpr int KEYS = QK == 64 ? 96 : QK == 128 ? 128 : QK == 192 ? 112 : 80;
+    static constexpr int KEYS = QK == 128 ? 128 : QK == 256 ? 80 : 112;
     static constexpr int STAGES = 2;
     static constexpr int THREADS = 128 * (1 + GROUPS);
     // Registers of a thread that copies, and of one that multiplies. Launched are 168 of three groups, and 128 of four.
@@ -226,7 +226,7 @@ __device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *
     }
     __syncthreads();
     const Head head = Head::of_block(a);
-    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = group_of_warp();
+    const int first = int(gridDim.z - 1 - blockIdx.z) * Size::QUERIES, group = same_in_warp(int(threadIdx.x) / GROUP);
     if (group == 0) {
         shrink_registers<Size::COPYING>();
         copy_tiles(shared, q, k, v, a, head, first);

@@ -44,10 +44,12 @@ template <int ROWS, int D> struct HeadPanels {
     // As a factor whose depth are columns: rows from `row` on, at sixteen columns from `column` on.
     __device__ uint64_t by_columns(int row, int column) const {
         const int panel = column / LINE_ELEMENTS, element = column % LINE_ELEMENTS;
-        return descriptor(address + panel * PANEL_BYTES + row * LINE_BYTES + element * int(sizeof(bf16)), PANEL_BYTES);
+        return from(panel * PANEL_BYTES + row * LINE_BYTES + element * int(sizeof(bf16)));
     }
     // As a factor whose depth are rows: all columns, at sixteen rows from `row` on.
-    __device__ uint64_t by_rows(int row) const { return descriptor(address + row * LINE_BYTES, PANEL_BYTES); }
+    __device__ uint64_t by_rows(int row) const { return from(row * LINE_BYTES); }
+    // The descriptor of what begins so many bytes behind: one addition to that of the first.
+    __device__ uint64_t from(int offset) const { return descriptor(address, PANEL_BYTES) + (offset >> 4); }
 
     // The copying group copies `count` rows from row `first` on, and zeros where there are fewer or the head is narrower, and arrives at
     // a barrier when they are there.
@@ -129,6 +131,9 @@ template <int N> __device__ void round_weights(Sixteen (&to)[N], const float (&w
     }
 }
 
+// What all lanes have, so that the compiler knows it too: what follows from it needs no vector registers.
+__device__ inline int same_in_warp(int x) { return __shfl_sync(WHOLE_WARP, x, 0); }
+
 // The keys that a block goes over, tile by tile: from the first that any of its queries sees to its last query's.
 struct Keys {
     int first, tiles;
@@ -136,13 +141,10 @@ struct Keys {
     template <int QUERIES, int KEYS>
     __device__ static Keys of_block(const Attention &a, const Head &head, int first_query) {
         const int queries = rows_left(a, first_query, QUERIES);
-        const unsigned first = unsigned(head.first_key(a, first_query, queries)) / KEYS * KEYS;
+        const unsigned first = unsigned(same_in_warp(head.first_key(a, first_query, queries))) / KEYS * KEYS;
         return {int(first), int((unsigned(first_query + queries) - first + KEYS - 1) / KEYS)};
     }
 };
-
-// The number of a warp's group, which the compiler has to know to be the same for all lanes to keep descriptors in uniform registers.
-__device__ inline int group_of_warp() { return __shfl_sync(WHOLE_WARP, int(threadIdx.x) / GROUP, 0); }
 
 // The first of a warp's sixteen rows of its group's 64.
 __device__ inline int row_of_warp() { return int(threadIdx.x) % GROUP / WARP * 16; }

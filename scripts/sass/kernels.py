@@ -19,6 +19,11 @@ def flash(width, rows):
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
+def flash_sm90(groups, kept, tiles):
+    """Threads of `flash/sm90.rs` and its shared memory: bytes that a block keeps, and those of two stages, with all barriers."""
+    return Launch(128 * (1 + groups), kept + 2 * tiles + 2 * 2 * 2 * 8 + 8)
+
+
 # Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat
 # tensors: `extent.rs`. Rows that a thread's registers hold: `extent.rs` too. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
@@ -39,6 +44,10 @@ HOT = {
         "flash_backward_keys_64_bf16": flash(64, 2 * 64 + 4 * 64),
         "flash_backward_keys_128_bf16": flash(128, 2 * 64 + 4 * 32),
         "flash_row_sums_bf16": Launch(4 * 32),
+    },
+    "flash_forward_sm90": {
+        "flash_forward_sm90_64_bf16": flash_sm90(3, 192 * 128, 112 * 2 * 128),
+        "flash_forward_sm90_128_bf16": flash_sm90(2, 128 * 256, 128 * 2 * 256),
     },
     "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
     "rms_norm": {"rms_norm_bf16": HELD_ROWS, "rms_norm_largest_bf16": HELD_ROWS, "rms_norm_codes_bf16": HELD_ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},

@@ -104,6 +104,21 @@ pub fn emulating_hopper(dtype: DType) -> Device {
     })
 }
 
+/// Every device with kernels for Hopper of a compute type: emulated, interpreted, and the GPU if it is one.
+pub fn of_hopper_kind(dtype: DType) -> Vec<Device> {
+    let mut devices = Vec::new();
+    if dtype == DType::BF16 {
+        devices.push(emulating_hopper(dtype));
+        #[cfg(feature = "cuda")]
+        devices.extend(
+            gpu_of_hopper(dtype)
+                .into_iter()
+                .chain([interpreting_hopper(dtype)]),
+        );
+    }
+    devices
+}
+
 /// What Hopper runs, interpreted.
 #[cfg(feature = "cuda")]
 pub fn interpreting_hopper(dtype: DType) -> Device {

@@ -2,9 +2,9 @@
 
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape, two_widths, windowed, with_values};
-use crate::case::{Case, run};
+use crate::case::{Case, judge, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Tensor, computing};
+use crate::device::{Device, Tensor, computing, emulating_hopper, of_hopper_kind};
 use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
@@ -352,7 +352,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
 }
 
 /// Of each width that kernels for Hopper have: a token alone; below, at and above blocks and tiles; groups of up to 16; windows of one key,
-/// of few and of a tile; documents that begin anywhere, and with a window and dropout.
+/// of few and of a tile; documents that begin anywhere, and with a window and dropout; scores whose base follows from tile to tile.
 pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
     /// Tokens, query heads of the one key-value head, the window, lengths of documents, and dropout.
     type Row<'a> = (usize, usize, Option<usize>, &'a [usize], f32);
@@ -386,10 +386,47 @@ pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
             },
             lengths: lengths.to_vec(),
         };
+    let following = WIDTHS.map(|widths| {
+        let mut case = of((400, 1, None, &[], 0.0), widths);
+        case.attention.scores = Scores::Whole(4.0);
+        case
+    });
     let cases = WIDTHS
         .into_iter()
         .flat_map(|widths| ROWS.map(|row| of(row, widths)));
+    let cases = cases.chain(following);
     cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
+}
+
+#[test]
+fn kernels_for_hopper_emulated() {
+    let devices = [emulating_hopper(DType::BF16)];
+    for case in cases(DType::BF16)
+        .into_iter()
+        .chain(widths_of_hopper(DType::BF16))
+    {
+        judge(case.as_ref(), &devices);
+    }
+}
+
+/// The kernels for Hopper, if there is one.
+#[cfg(feature = "cuda")]
+#[test]
+fn kernels_for_hopper_on_a_gpu() {
+    let Some(device) = crate::device::gpu_of_hopper(DType::BF16) else {
+        return;
+    };
+    let devices = [device];
+    let every = cases(DType::BF16).into_iter();
+    for case in every.chain(widths_of_hopper(DType::BF16)) {
+        judge(case.as_ref(), &devices);
+        let [first, again] = [0, 1].map(|_| run(case.as_ref(), &devices[0]));
+        assert!(first == again, "{case:?} has other bits when it runs again");
+    }
+    println!(
+        "attention by kernels for Hopper: passed on {}",
+        devices[0].name
+    );
 }
 
 /// Their exponentials are far beyond f32. The statistics are as well rounded as others; at this size that is too
@@ -397,10 +434,12 @@ pub fn widths_of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
 #[test]
 fn scores_of_thousands_do_not_overflow() {
     for dtype in DTYPES {
-        for device in computing(dtype) {
+        for (device, width) in devices_with_widths(dtype) {
+            // Exact in f32.
+            let width = if width < 32 { 16 } else { 64 };
             let case = FlashAttention::plain(Attention {
                 dtype,
-                shape: shape([2, 150, 4, 2, 16]),
+                shape: shape([2, 150, 4, 2, width]),
                 scores: Scores::Whole(64.0),
                 dropout: None,
             });
@@ -421,11 +460,17 @@ fn scores_of_thousands_do_not_overflow() {
     }
 }
 
+/// All devices, and a head's width of which they have kernels of their own.
+fn devices_with_widths(dtype: DType) -> impl Iterator<Item = (Device, usize)> {
+    let for_all = computing(dtype).into_iter().map(|device| (device, 20));
+    for_all.chain(of_hopper_kind(dtype).into_iter().map(|device| (device, 40)))
+}
+
 /// The same tensors, without documents.
-fn plain(dtype: DType, dropout: Option<Dropped>) -> FlashAttention {
+fn plain(dtype: DType, head_dim: usize, dropout: Option<Dropped>) -> FlashAttention {
     FlashAttention::plain(Attention {
         dtype,
-        shape: shape([2, 150, 4, 2, 20]),
+        shape: shape([2, 150, 4, 2, head_dim]),
         scores: Scores::Random(1.0),
         dropout,
     })
@@ -440,19 +485,19 @@ fn one_document_and_a_dropout_of_nothing_change_no_bit() {
         })
     };
     for dtype in DTYPES {
-        for device in computing(dtype) {
-            let reference = run(&plain(dtype, None), &device);
+        for (device, width) in devices_with_widths(dtype) {
+            let reference = run(&plain(dtype, width, None), &device);
             let same = FlashAttention {
                 lengths: vec![150],
-                ..plain(dtype, dropout(0.0))
+                ..plain(dtype, width, dropout(0.0))
             };
             assert!(run(&same, &device) == reference, "{}", device.name);
             for other in [
                 FlashAttention {
                     lengths: vec![149],
-                    ..plain(dtype, None)
+                    ..plain(dtype, width, None)
                 },
-                plain(dtype, dropout(0.01)),
+                plain(dtype, width, dropout(0.01)),
             ] {
                 assert!(
                     run(&other, &device) != reference,
@@ -467,13 +512,13 @@ fn one_document_and_a_dropout_of_nothing_change_no_bit() {
 /// Nor does a window that is as long as the sequence, of either kind of attention; one that is a key shorter does.
 #[test]
 fn a_window_as_long_as_the_sequence_changes_no_bit() {
-    const SIZES: [usize; 5] = [2, 150, 4, 2, 20];
     for dtype in DTYPES {
-        for device in computing(dtype) {
+        for (device, width) in devices_with_widths(dtype) {
+            let sizes = [2, 150, 4, 2, width];
             let outputs = |window: Option<usize>| {
                 let attention = || Attention {
                     dtype,
-                    shape: window.map_or(shape(SIZES), |window| windowed(SIZES, window)),
+                    shape: window.map_or(shape(sizes), |window| windowed(sizes, window)),
                     scores: Scores::Random(1.0),
                     dropout: None,
                 };

@@ -38,7 +38,7 @@ const fn blocks(rows: usize, tile: usize, groups: usize) -> Blocks {
 const KERNELS: [Kernels; 4] = [
     Kernels {
         widths: [64, 64],
-        forward: blocks(192, 96, 3),
+        forward: blocks(192, 112, 3),
         query_gradients: blocks(128, 128, 2),
         key_gradients: blocks(128, 64, 2),
     },
