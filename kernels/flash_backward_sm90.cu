@@ -164,6 +164,8 @@ using SharedOfKeys = Shared<Sizes<QK, V>::KEYS, Sizes<QK, V>::PASSING_QUERIES, S
 template <int N, int A_ROWS, int D>
 __device__ void ask_for_scores(float (&products)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
     pin(products);
+    // Else the compiler keeps the descriptors of all steps from tile to tile, and registers do not suffice.
+    asm volatile("" : "+r"(a.address), "+r"(b.address));
     wgmma_fence();
     begin_scores(products, a, row, b);
     wgmma_commit();
