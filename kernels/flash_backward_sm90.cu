@@ -164,6 +164,8 @@ using SharedOfKeys = Shared<Sizes<QK, V>::KEYS, Sizes<QK, V>::PASSING_QUERIES, S
 template <int N, int A_ROWS, int D>
 __device__ void ask_for_scores(float (&products)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
     pin(products);
+    // Else the compiler keeps the descriptors of all steps from tile to tile, and registers do not suffice.
+    asm volatile("" : "+r"(a.address), "+r"(b.address));
     wgmma_fence();
     begin_scores(products, a, row, b);
     wgmma_commit();
@@ -177,6 +179,12 @@ __device__ void ask_for_weighted(float (&sums)[C][4], Sixteen (&weights)[N], Hea
     wgmma_fence();
     begin_weighted(sums, weights, b);
     wgmma_commit();
+}
+
+// Says that this warp no longer reads a stage, of which its lanes themselves have read, too.
+__device__ inline void free_read_stage(uint32_t free_barrier) {
+    __syncwarp();
+    free_stage(free_barrier);
 }
 
 // Sums gradients of scores times the rows that go by, of a group's rows from `row` on. `Tiles` says what goes by.
@@ -214,7 +222,7 @@ __device__ void sum_gradients(float (&sums)[C][4], Shared shared, int row, Tiles
         wgmma_wait<1>();
         pin(sums);
         pin(weights);
-        free_stage(read.free_barrier());
+        free_read_stage(read.free_barrier());
     }
     wgmma_wait<0>();
     pin(sums);
@@ -235,6 +243,7 @@ struct RowsOfQueries {
         for (int half = 0; half < 2; half++) {
             const int own = query + lane_row(2 * half);
             const bool exists = own < int(a.seq);
+            const bf16 *const own_dout = douts.first + size_t(own) * douts.stride, *const own_out = outs.first + size_t(own) * outs.stride;
             // All are on their way before the first is multiplied.
             Held<bf16> left[V / 32], right[V / 32];
             knowing(douts.in_chunks() && outs.in_chunks(), [&](auto wide) {
@@ -242,8 +251,8 @@ struct RowsOfQueries {
                 for (int i = 0; i < V / 32; i++) {
                     const int column = 32 * i + 8 * int(threadIdx.x % 4);
                     const bool given = exists && column < douts.width;
-                    left[i] = hold_if<wide.value>(given, douts.row(own), column, douts.width);
-                    right[i] = hold_if<wide.value>(given, outs.row(own), column, outs.width);
+                    left[i] = hold_if<wide.value>(given, own_dout, column, a.own_v_dim);
+                    right[i] = hold_if<wide.value>(given, own_out, column, a.own_v_dim);
                 }
             });
             float sum = 0.0f;
@@ -370,12 +379,14 @@ __device__ void flash_backward_queries(bf16 *dq, float *row_sums, const bf16 *do
 
 // What is known of the queries of a stage.
 template <int QUERIES> struct alignas(16) KnownQueries {
+    // After the last ones there is no head.
+    int head;
     // By `Exponent::of_row`.
     float lse[QUERIES];
     float row_sums[QUERIES];
     int first_keys[QUERIES];
-    // Their query head, and the first of them. After the last ones there is no head.
-    int head, query;
+    // The first of them.
+    int query;
 };
 
 // Tiles of queries that go by sixteen keys of a warp.
@@ -393,8 +404,11 @@ template <int QUERIES> struct QueryTiles {
         known = stages + queries.stage;
         // The same for all lanes, as the compiler has to know.
         head = __shfl_sync(WHOLE_WARP, known->head, 0);
+        if (head < 0) {
+            return false;
+        }
         query = __shfl_sync(WHOLE_WARP, known->query, 0);
-        return head >= 0;
+        return true;
     }
     __device__ Element element(int n, int i) const {
         const int own = 8 * n + lane_column(i);
@@ -520,7 +534,7 @@ __device__ void sum_both(float (&of_keys)[QK_EIGHTS][4], float (&of_values)[V_EI
         pin(of_keys);
         pin(weights);
         pin(score_weights);
-        free_stage(read.free_barrier());
+        free_read_stage(read.free_barrier());
         free_stage(douts.free_barrier());
         douts.advance();
     }
@@ -544,7 +558,7 @@ __device__ void sum_values(float (&sums)[C][4], Shared shared, int row, QueryTil
         wgmma_wait<0>();
         pin(scores);
         tiles.find_probabilities(scores, kept);
-        free_stage(queries.free_barrier());
+        free_read_stage(queries.free_barrier());
         queries.advance();
         tiles.round_kept(weights, scores);
         douts.wait_until_full();

@@ -196,9 +196,9 @@ template <int STAGES, int STAGE_BYTES> struct Ring {
     }
 };
 
-// Says that this warp's products no longer read a stage.
+// Says that this warp's products no longer read a stage. Without a branch, after which the other lanes might go on alone.
 __device__ inline void free_stage(uint32_t free_barrier) {
-    if (threadIdx.x % WARP == 0) {
-        arrive(free_barrier);
-    }
+    asm volatile("{ .reg .pred first; setp.eq.s32 first, %1, 0; @first mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(free_barrier),
+                 "r"(threadIdx.x % WARP)
+                 : "memory");
 }
