@@ -3,9 +3,7 @@
 use crate::models::ModelShapes;
 use crate::operands::{CaseTensors, CudaKernels};
 use crate::table::Build;
-use kernels::cuda::{
-    Call, Cuda, CudaDevice, CudaDriver, Driver, KernelKind, Listing, pci_bus_id,
-};
+use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, Driver, KernelKind, Listing, pci_bus_id};
 use kernels::{AbsMax, Copy, Cost, Fill, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use nvml_wrapper::enum_wrappers::device::Clock;
