@@ -51,6 +51,9 @@ pub struct TrainerState {
     /// The algorithms of matrix products, on CUDA; none in checkpoints from before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// The kind of kernels that computed attention, on CUDA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_kernels: Option<String>,
     /// The kind of kernels that computed products of experts, on CUDA; none without experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_kernels: Option<String>,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The form of `metrics.jsonl`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-pub const METRICS_SCHEMA_VERSION: u32 = 3;
+pub const METRICS_SCHEMA_VERSION: u32 = 4;
 
 /// The first line: what runs, and where.
 #[derive(Clone, Debug, Serialize)]
@@ -288,6 +288,8 @@ pub struct ResumeRecord {
     pub from: String,
     /// Settings that changed what is computed, by `--allow-change`.
     pub changes: Vec<String>,
+    /// As in the run's first line, from here on.
+    pub attention_kernels: Option<&'static str>,
     /// As in the run's first line, from here on.
     pub experts_kernels: Option<&'static str>,
     /// As in the run's first line, from here on.

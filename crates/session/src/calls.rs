@@ -4,7 +4,7 @@ use crate::shapes::shape_of_a_step;
 use crate::{Result, Session};
 use kernels::cuda::{Call, Cuda, Gemm, KernelKind, Listed, Listing};
 use memory::Home;
-use settings::Settings;
+use settings::{PerFamily, Settings};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -18,12 +18,12 @@ pub struct StepCalls {
     pub update: Vec<Listed>,
 }
 
-/// Lists everything that a step asks a GPU to compute, with products of experts by kernels of a kind. Nothing is computed or allocated.
+/// Lists everything that a step asks a GPU to compute, by kernels of some kinds. Nothing is computed or allocated.
 ///
 /// # Errors
 /// [`SessionError::Config`](crate::SessionError::Config) if no session can be made from the settings.
-pub fn calls_of_a_step(settings: &Settings, experts: KernelKind) -> Result<StepCalls> {
-    let (mut session, listing) = listed(settings, experts)?;
+pub fn calls_of_a_step(settings: &Settings, kinds: PerFamily<KernelKind>) -> Result<StepCalls> {
+    let (mut session, listing) = listed(settings, kinds)?;
     let micro_batches: Rc<RefCell<Vec<_>>> = Rc::default();
     let (made, calls) = (micro_batches.clone(), listing.clone());
     session.on_micro_batch(move |_, _| made.borrow_mut().push(calls.take()));
@@ -65,7 +65,7 @@ impl LibraryCalls {
 /// # Errors
 /// As [`calls_of_a_step`].
 pub fn library_calls(settings: &Settings) -> Result<LibraryCalls> {
-    let (mut session, listing) = listed(settings, KernelKind::Sm80)?;
+    let (mut session, listing) = listed(settings, PerFamily::SM80)?;
     let mut calls = LibraryCalls::default();
     session.step(&shape_of_a_step(settings, settings.seq))?;
     calls.add(listing.take());
@@ -76,7 +76,7 @@ pub fn library_calls(settings: &Settings) -> Result<LibraryCalls> {
 }
 
 /// A session that lists its calls, from its first step on.
-fn listed(settings: &Settings, experts: KernelKind) -> Result<(Session, Listing)> {
+fn listed(settings: &Settings, kinds: PerFamily<KernelKind>) -> Result<(Session, Listing)> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(settings.rank_of_all().number, &memory);
     let mut settings = settings.clone();
@@ -85,7 +85,9 @@ fn listed(settings: &Settings, experts: KernelKind) -> Result<(Session, Listing)
         settings.homes.states = Home::Pinned;
     }
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
-    let kernels = kernels.with_experts_by(experts);
+    let kernels = kernels
+        .with_attention_by(kinds.attention)
+        .with_experts_by(kinds.experts);
     let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
     listing.take();
     Ok((session, listing))
@@ -135,7 +137,7 @@ mod tests {
     fn calls_of(accum: usize) -> StepCalls {
         let mut config = Config::default();
         config.batch.accum = accum;
-        calls_of_a_step(&Settings::new(&config).unwrap(), KernelKind::Sm80).unwrap()
+        calls_of_a_step(&Settings::new(&config).unwrap(), PerFamily::SM80).unwrap()
     }
 
     #[test]
@@ -183,7 +185,7 @@ mod tests {
         let set = set.iter().chain(more).map(ToString::to_string);
         let config = Config::default().with(&set.collect::<Vec<_>>()).unwrap();
         let blocks = config.model.layers;
-        let calls = calls_of_a_step(&Settings::new(&config).unwrap(), KernelKind::Sm80).unwrap();
+        let calls = calls_of_a_step(&Settings::new(&config).unwrap(), PerFamily::SM80).unwrap();
         let is_counted = |listed: &&Listed| matches!(listed.call, Call::Launch { kernel, .. } if is_counted(kernel.name));
         let count = |calls: &Vec<Listed>| calls.iter().filter(is_counted).count() / blocks;
         calls.micro_batches.iter().map(count).collect()

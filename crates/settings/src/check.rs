@@ -10,7 +10,7 @@ use super::device::Device;
 use super::error::{ConfigError, refused};
 use super::keys::OptimConfig;
 use super::schema::Config;
-use super::{dpo, fp8, kernel_choice, lora, ranks};
+use super::{dpo, fp8, lora, ranks};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Parameter, Parameters};
@@ -80,7 +80,6 @@ pub fn contradictions(config: &Config) -> Result {
     fp8::check(config)?;
     dpo::check(config)?;
     release(config)?;
-    kernel_choice::built(config)?;
     ranks::check(config)?;
     if config.optim.kind == OptimizerKind::Adafactor {
         adafactor(&config.optim)?;

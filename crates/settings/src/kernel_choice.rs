@@ -1,10 +1,69 @@
 //! Which kernels a configuration takes, where there are several kinds.
 
-use super::choices::{FloatType, KernelChoice};
+use super::choices::{AttentionBackend, FloatType, KernelChoice};
 use super::error::refused;
 use super::schema::Config;
 use crate::Result;
 use kernels::cuda::KernelKind;
+use serde::{Deserialize, Serialize};
+use std::ops::{Index, IndexMut};
+
+/// Operations that have several kinds of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelFamily {
+    /// Flash attention in bf16.
+    Attention,
+    /// Products of experts in bf16.
+    Experts,
+}
+
+/// Something for each [`KernelFamily`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerFamily<T> {
+    /// For [`KernelFamily::Attention`].
+    pub attention: T,
+    /// For [`KernelFamily::Experts`].
+    pub experts: T,
+}
+
+impl<T> PerFamily<T> {
+    /// Makes both.
+    pub fn new(make: impl Fn(KernelFamily) -> T) -> PerFamily<T> {
+        PerFamily {
+            attention: make(KernelFamily::Attention),
+            experts: make(KernelFamily::Experts),
+        }
+    }
+}
+
+impl PerFamily<KernelKind> {
+    /// Kernels that every GPU runs.
+    pub const SM80: PerFamily<KernelKind> = PerFamily {
+        attention: KernelKind::Sm80,
+        experts: KernelKind::Sm80,
+    };
+}
+
+impl<T> Index<KernelFamily> for PerFamily<T> {
+    type Output = T;
+
+    fn index(&self, family: KernelFamily) -> &T {
+        match family {
+            KernelFamily::Attention => &self.attention,
+            KernelFamily::Experts => &self.experts,
+        }
+    }
+}
+
+impl<T> IndexMut<KernelFamily> for PerFamily<T> {
+    fn index_mut(&mut self, family: KernelFamily) -> &mut T {
+        match family {
+            KernelFamily::Attention => &mut self.attention,
+            KernelFamily::Experts => &mut self.experts,
+        }
+    }
+}
 
 impl KernelChoice {
     /// The kind that is named; none for `auto`.
@@ -25,30 +84,69 @@ pub fn latest_kind(capability: (i32, i32)) -> KernelKind {
     }
 }
 
-/// The kernels of experts that a configuration takes on a GPU of this compute capability; none without experts. `before` are those
-/// of the run that goes on, which `auto` keeps to where the GPU runs them.
-pub fn kernels_of_experts(
-    config: &Config,
-    capability: (i32, i32),
-    before: Option<KernelKind>,
-) -> Option<KernelKind> {
-    config.model.experts.as_ref()?;
-    if config.dtype() != FloatType::Bf16 {
-        return Some(KernelKind::Sm80);
-    }
-    let latest = latest_kind(capability);
-    let runs = |kind: &KernelKind| *kind == KernelKind::Sm80 || *kind == latest;
-    let kept = config.experts.kernels.kind().or(before).filter(runs);
-    Some(kept.unwrap_or(latest))
-}
+/// The widest heads for which attention has no kernels for 9.0.
+const NARROW_HEADS: usize = 32;
 
-/// Refuses kernels for 9.0 where there are none, whatever the device.
-pub(crate) fn built(config: &Config) -> Result {
-    match config.attention.kernels {
-        KernelChoice::Sm90 => refused(
-            "attention.kernels is sm90, and there are no such kernels of attention yet; leave it at auto, or write sm80",
-        ),
-        KernelChoice::Auto | KernelChoice::Sm80 => Ok(()),
+impl KernelFamily {
+    /// All of them.
+    pub const ALL: [KernelFamily; 2] = [KernelFamily::Attention, KernelFamily::Experts];
+
+    /// The name, in keys and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            KernelFamily::Attention => "attention",
+            KernelFamily::Experts => "experts",
+        }
+    }
+
+    /// The key that says which kernels compute them.
+    pub fn key(self) -> &'static str {
+        match self {
+            KernelFamily::Attention => "attention.kernels",
+            KernelFamily::Experts => "experts.kernels",
+        }
+    }
+
+    /// What a configuration says of their kernels.
+    pub fn choice(self, config: &Config) -> KernelChoice {
+        match self {
+            KernelFamily::Attention => config.attention.kernels,
+            KernelFamily::Experts => config.experts.kernels,
+        }
+    }
+
+    /// Whether kernels for 9.0 compute something in a configuration, on a GPU that runs them.
+    pub fn has_sm90(self, config: &Config) -> bool {
+        let model = &config.model;
+        let has = match self {
+            KernelFamily::Attention => {
+                let spec = model.attention(None);
+                let widest = spec.qk_head_dim.max(spec.v_head_dim);
+                config.attention.backend != AttentionBackend::Eager && widest > NARROW_HEADS
+            }
+            KernelFamily::Experts => model.experts.is_some(),
+        };
+        has && config.dtype() == FloatType::Bf16
+    }
+
+    /// The kernels that a configuration takes on a GPU of this compute capability; none for experts that the model does not have.
+    /// `before` are those of the run that goes on, which `auto` keeps to where the GPU runs them.
+    pub fn kernels(
+        self,
+        config: &Config,
+        capability: (i32, i32),
+        before: Option<KernelKind>,
+    ) -> Option<KernelKind> {
+        if self == KernelFamily::Experts && config.model.experts.is_none() {
+            return None;
+        }
+        if !self.has_sm90(config) {
+            return Some(KernelKind::Sm80);
+        }
+        let latest = latest_kind(capability);
+        let runs = |kind: &KernelKind| *kind == KernelKind::Sm80 || *kind == latest;
+        let kept = self.choice(config).kind().or(before).filter(runs);
+        Some(kept.unwrap_or(latest))
     }
 }
 
@@ -62,12 +160,14 @@ pub fn check_kernels(config: &Config, gpu: Option<(&str, (i32, i32))>) -> Result
         Some((name, (major, minor))) => format!("{name} has {major}.{minor}"),
         None => "this run is on the processor".into(),
     };
-    match config.experts.kernels {
-        KernelChoice::Sm90 => refused(format!(
-            "experts.kernels is sm90, which GPUs of compute capability 9.0 run (H100, H200), and {has}; leave it at auto, which \
-             takes what the device runs"
+    let named = |family: &KernelFamily| family.choice(config) == KernelChoice::Sm90;
+    match KernelFamily::ALL.into_iter().find(named) {
+        Some(family) => refused(format!(
+            "{} is sm90, which GPUs of compute capability 9.0 run (H100, H200), and {has}; leave it at auto, which \
+             takes what the device runs",
+            family.key()
         )),
-        KernelChoice::Auto | KernelChoice::Sm80 => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -75,55 +175,89 @@ pub fn check_kernels(config: &Config, gpu: Option<(&str, (i32, i32))>) -> Result
 mod tests {
     use super::*;
 
+    /// A model of two kinds of operations that 9.0 has kernels for, changed by `set`.
+    fn config(set: &[&str]) -> Config {
+        let both = [
+            "model.experts={count=4,chosen=2,ffn=16,normed=true}",
+            "model.head_dim=64",
+            "attention.backend=flash",
+            "train.dtype=bf16",
+        ];
+        let set: Vec<String> = both.iter().chain(set).map(ToString::to_string).collect();
+        Config::default().with(&set).unwrap()
+    }
+
     #[test]
     fn a_run_keeps_to_its_kernels_where_the_gpu_has_them() {
         use KernelKind::{Sm80, Sm90};
-        let taken = |set: &str, capability, before| {
-            let experts = "model.experts={count=4,chosen=2,ffn=16,normed=true}";
-            let set: Vec<String> = [experts, "train.dtype=bf16", set].map(String::from).into();
-            let config = Config::default().with(&set).unwrap();
-            kernels_of_experts(&config, capability, before)
-        };
-        let (auto, f32) = ("experts.kernels=auto", "train.dtype=f32");
-        for (set, capability, before, kind) in [
-            (auto, (9, 0), None, Sm90),
-            (auto, (8, 0), None, Sm80),
-            (auto, (10, 0), None, Sm80),
-            (auto, (9, 0), Some(Sm80), Sm80),
-            (auto, (9, 0), Some(Sm90), Sm90),
-            (auto, (8, 0), Some(Sm90), Sm80),
-            ("experts.kernels=sm80", (9, 0), Some(Sm90), Sm80),
-            ("experts.kernels=sm90", (9, 0), Some(Sm80), Sm90),
-            (f32, (9, 0), None, Sm80),
-        ] {
-            let taken = taken(set, capability, before);
-            assert_eq!(taken, Some(kind), "{set} {capability:?} {before:?}");
+        for family in KernelFamily::ALL {
+            let named = |kernels: &str| format!("{}={kernels}", family.key());
+            let [auto, sm80, sm90] = ["auto", "sm80", "sm90"].map(named);
+            for (set, capability, before, kind) in [
+                (auto.as_str(), (9, 0), None, Sm90),
+                (&auto, (8, 0), None, Sm80),
+                (&auto, (10, 0), None, Sm80),
+                (&auto, (9, 0), Some(Sm80), Sm80),
+                (&auto, (9, 0), Some(Sm90), Sm90),
+                (&auto, (8, 0), Some(Sm90), Sm80),
+                (&sm80, (9, 0), Some(Sm90), Sm80),
+                (&sm90, (9, 0), Some(Sm80), Sm90),
+                ("train.dtype=f32", (9, 0), None, Sm80),
+            ] {
+                let taken = family.kernels(&config(&[set]), capability, before);
+                assert_eq!(taken, Some(kind), "{set:?} {capability:?} {before:?}");
+            }
         }
-        assert_eq!(kernels_of_experts(&Config::default(), (9, 0), None), None);
+    }
+
+    /// Attention has others for wide heads that it computes fused, and a model without experts has no kernels of them.
+    #[test]
+    fn what_has_no_other_kernels_keeps_those_for_8_0() {
+        let taken = |set: &[&str]| {
+            let config = config(set);
+            KernelFamily::ALL.map(|family| family.kernels(&config, (9, 0), None))
+        };
+        let [sm80, sm90] = [KernelKind::Sm80, KernelKind::Sm90].map(Some);
+        for (set, expected) in [
+            (&[][..], [sm90, sm90]),
+            (&["model.head_dim=34"], [sm90, sm90]),
+            (&["model.head_dim=32"], [sm80, sm90]),
+            (&["attention.backend=eager"], [sm80, sm90]),
+        ] {
+            assert_eq!(taken(set), expected, "{set:?}");
+        }
+        let dense =
+            KernelFamily::ALL.map(|family| family.kernels(&Config::default(), (9, 0), None));
+        assert_eq!(dense, [sm80, None]);
     }
 
     #[test]
     fn kernels_for_hopper_are_refused_elsewhere() {
-        let refusal = |kernels: &str, gpu| {
-            let config = Config::default().with(&[format!("experts.kernels={kernels}")]);
+        let refusal = |family: KernelFamily, kernels: &str, gpu| {
+            let config = Config::default().with(&[format!("{}={kernels}", family.key())]);
             let checked = check_kernels(&config.unwrap(), gpu);
             checked.err().map(|error| error.to_string())
         };
         let [ampere, hopper, later] =
             [(8, 0), (9, 0), (10, 0)].map(|capability| Some(("the GPU", capability)));
-        for gpu in [None, ampere, hopper, later] {
-            for kernels in ["auto", "sm80"] {
-                assert_eq!(refusal(kernels, gpu), None, "{kernels} {gpu:?}");
+        for family in KernelFamily::ALL {
+            for gpu in [None, ampere, hopper, later] {
+                for kernels in ["auto", "sm80"] {
+                    assert_eq!(refusal(family, kernels, gpu), None, "{kernels} {gpu:?}");
+                }
             }
-        }
-        assert_eq!(refusal("sm90", hopper), None);
-        for (gpu, words) in [
-            (None, "this run is on the processor; leave it at auto"),
-            (ampere, "the GPU has 8.0; leave it at auto"),
-            (later, "the GPU has 10.0"),
-        ] {
-            let said = refusal("sm90", gpu).unwrap();
-            assert!(said.contains(words), "{said}");
+            assert_eq!(refusal(family, "sm90", hopper), None);
+            for (gpu, words) in [
+                (None, "this run is on the processor; leave it at auto"),
+                (ampere, "the GPU has 8.0; leave it at auto"),
+                (later, "the GPU has 10.0"),
+            ] {
+                let said = refusal(family, "sm90", gpu).unwrap();
+                assert!(
+                    said.starts_with(family.key()) && said.contains(words),
+                    "{said}"
+                );
+            }
         }
     }
 }

@@ -374,8 +374,10 @@ keys! {
             .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on.")
             .flag("--attention", "auto|eager|flash", MEMORY),
         kernels: KernelChoice = key(Kind::Choice(KernelChoice::NAMES), "\"auto\"", "Which of our CUDA kernels compute it")
-            .details("There are those for compute capability 8.0 and later alone: sm90 is refused.")
-            .marks(&[ComparedApart]).needs(need::GPU),
+            .details("sm90 has instructions of compute capability 9.0 (H100, H200), for flash attention in bf16 with heads wider than 32; \
+                      sm80 runs from 8.0 on. auto takes sm90 on GPUs of 9.0. Memory is the same; sums are in another order, so last \
+                      bits differ.")
+            .marks(&[ComparedApart]).needs(need::BF16_FLASH).needs(need::GPU),
     }
 
     /// `[experts]`

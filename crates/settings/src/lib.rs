@@ -52,7 +52,7 @@ pub use choices::{
 pub use completed::{Completed, FolderModel};
 pub use device::{Device, DeviceError};
 pub use error::{ConfigError, Result};
-pub use kernel_choice::{check_kernels, kernels_of_experts, latest_kind};
+pub use kernel_choice::{KernelFamily, PerFamily, check_kernels, latest_kind};
 pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, DpoConfig,

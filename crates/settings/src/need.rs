@@ -3,6 +3,7 @@
 use super::choices::{BaseType, FloatType, Fp8Recipe, Objective};
 use super::device::Device;
 use super::error::ConfigError;
+use super::kernel_choice::KernelFamily;
 use super::key::Key;
 use super::schedule::PipelineSchedule;
 use super::schema::Config;
@@ -83,8 +84,9 @@ mod rows {
     pub(crate) const EIGHT_BITS: Need = need(|run, _| run.optim.state_dtype == MomentFormat::Quantised, Warning("--state-dtype 8bit"));
     pub(crate) const BF16_WEIGHTS: Need = need(|run, _| run.dtype() == FloatType::Bf16, Warning("bf16 weights (--dtype bf16)"));
     pub(crate) const GPU: Need = need(|run, _| run.device() != Device::Cpu, Warning("--device cuda"));
-    pub(crate) const BF16_EXPERTS: Need = need(|run, _| run.model.experts.is_some() && run.dtype() == FloatType::Bf16,
-        Warning("experts in bf16"));
+    pub(crate) const BF16_EXPERTS: Need = need(|run, _| KernelFamily::Experts.has_sm90(run), Warning("experts in bf16"));
+    pub(crate) const BF16_FLASH: Need = need(|run, _| KernelFamily::Attention.has_sm90(run),
+        Warning("flash attention in bf16 with heads wider than 32"));
     pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4)),
         Warning("--base-dtype 8bit and nf4"));
     pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),

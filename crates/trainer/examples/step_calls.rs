@@ -1,6 +1,6 @@
 //! Writes what a step on a GPU asks the device for, without one, as JSON: kernels with their blocks, threads and shared memory,
-//! matrix products, cleared memory. Equal calls are counted. Copies are left out. `experts.kernels=sm90` lists kernels for Hopper, and
-//! `auto` those for 8.0.
+//! matrix products, cleared memory. Equal calls are counted. Copies are left out. `attention.kernels=sm90` and `experts.kernels=sm90` list
+//! kernels for Hopper, and `auto` those for 8.0.
 //!
 //! ```console
 //! $ cargo run --release --example step_calls -- --config llama-3-8b --set train.dtype=bf16 --set batch.micro=1
@@ -12,7 +12,7 @@ use memory::{Home, Layer};
 use planner::ChosenHeadChunk;
 use serde_json::{Value, json};
 use session::{StepCalls, calls_of_a_step};
-use settings::{AutoOr, Settings};
+use settings::{AutoOr, KernelFamily, PerFamily, Settings};
 use std::error::Error;
 use trainer::{Target, configuration};
 
@@ -40,8 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The last micro-batch is another than those before it then, and none of a graph.
         return Err("steps are listed with gradients and states on the device alone".into());
     }
-    let experts = config.experts.kernels.kind().unwrap_or(KernelKind::Sm80);
-    let written = written(&settings, &calls_of_a_step(&settings, experts)?);
+    let kind = |family: KernelFamily| family.choice(&config).kind().unwrap_or(KernelKind::Sm80);
+    let written = written(
+        &settings,
+        &calls_of_a_step(&settings, PerFamily::new(kind))?,
+    );
     println!("{}", serde_json::to_string_pretty(&written)?);
     Ok(())
 }

@@ -15,8 +15,8 @@ use planner::{
 use report::Busy;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, OptimizerPlace, Resolved,
-    Settings, Size, Task, auto_attention,
+    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, OptimizerPlace, PerFamily,
+    Resolved, Settings, Size, Task, auto_attention,
 };
 use std::ops::Deref;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Decided {
 }
 
 /// Decides everything, and opens the run's device, for a rank if there is a group. `data` is what the run reads, where it is open: the
-/// number of steps follows from it if the length is given in epochs. `before` are the kernels of experts of the run that goes on.
+/// number of steps follows from it if the length is given in epochs. `before` are the kernels of the run that goes on.
 ///
 /// # Errors
 /// [`Failure`]: the data or the device cannot be opened, or nothing can be chosen.
@@ -75,7 +75,7 @@ pub(crate) fn on_device(
     command: &Completed,
     data: Option<&Dataset>,
     group: Option<Arc<dyn Group>>,
-    before: Option<KernelKind>,
+    before: PerFamily<Option<KernelKind>>,
 ) -> Result<(Decided, OpenDevice)> {
     let (mut config, attention) = without_device(command, data)?;
     let engine = group.as_deref().and_then(|group| group.on_device());

@@ -470,7 +470,8 @@ pub(crate) fn rehearsed(
         Some(group) => CudaDriver::in_group(device, group)?,
     };
     let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?
-        .with_experts_by(kinds.experts.unwrap_or(KernelKind::Sm80));
+        .with_attention_by(kinds.taken.attention.unwrap_or(KernelKind::Sm80))
+        .with_experts_by(kinds.taken.experts.unwrap_or(KernelKind::Sm80));
     let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
     if settings.fp8.is_some() && !cuda.check_conversion_to_fp8()? {

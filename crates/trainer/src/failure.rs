@@ -14,7 +14,7 @@ use prepare::PrepareError;
 use report::page::PageError;
 use scratch::ScratchError;
 use session::{OptimizerStateError, SessionError};
-use settings::{ConfigError, Device};
+use settings::{ConfigError, Device, KernelFamily};
 use std::path::PathBuf;
 use tokenization::TokenizerError;
 
@@ -108,8 +108,11 @@ pub enum Failure {
     #[error("`fp8.recipe` asks for products in FP8, and {0}")]
     NoFp8(String),
     /// Kernels are asked for that failed their trial.
-    #[error("experts.kernels is sm90, and {0}")]
-    Kernels(String),
+    #[error("{} is sm90, and {reason}", family.key())]
+    Kernels {
+        family: KernelFamily,
+        reason: String,
+    },
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
@@ -251,7 +254,7 @@ impl Failure {
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
             | Failure::NoFp8(_)
-            | Failure::Kernels(_)
+            | Failure::Kernels { .. }
             | Failure::Device(_)
             | Failure::Disk(_)
             | Failure::Ranks(_)
@@ -334,9 +337,10 @@ impl Failure {
                 "leave --fp8 out, and products are in bf16; a resumed run goes on so with --fp8 off --allow-change"
                     .into(),
             ),
-            Failure::Kernels(_) => {
-                Some("with experts.kernels at auto or sm80, kernels for 8.0 compute the same products".into())
-            }
+            Failure::Kernels { family, .. } => Some(format!(
+                "with {} at auto or sm80, kernels for 8.0 compute the same",
+                family.key()
+            )),
             Failure::Disk(_) => Some(
                 "these files are scratch, and checkpoints are whole: look at the free space and the health of the disk, or \
                  name another folder, and go on from the last checkpoint with --resume latest"

@@ -35,7 +35,7 @@ use memory::{Layer, Out, Phase};
 use model::{Origin, Parameter};
 use planner::Plan;
 use session::{Session, SessionError, StepOutcome};
-use settings::{Completed, Config, Settings};
+use settings::{Completed, Config, PerFamily, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -104,7 +104,8 @@ impl Trainer {
             ));
         }
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
-        let (resolved, device) = decisions::on_device(&command.of_steps_alone(), None, None, None)?;
+        let (resolved, device) =
+            decisions::on_device(&command.of_steps_alone(), None, None, PerFamily::default())?;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let plan = Plan::new(&step.settings, device.target())?;
         let limit = limit(&resolved.config, &device)?;

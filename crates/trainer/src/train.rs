@@ -243,8 +243,9 @@ impl Run {
             step: self.made.steps,
             from: resumed.folder().display().to_string(),
             changes: resumed.changes.clone(),
-            experts_kernels: kinds.experts.map(KernelKind::name),
-            kernels_given_up: kinds.given_up,
+            attention_kernels: kinds.taken.attention.map(KernelKind::name),
+            experts_kernels: kinds.taken.experts.map(KernelKind::name),
+            kernels_given_up: kinds.reason(),
             process: ProcessRecord::current(),
         })
     }

@@ -152,6 +152,7 @@ impl Moment {
                 master: "none".into(),
             },
             algorithms: Some("heuristic".into()),
+            attention_kernels: Some("sm80".into()),
             experts_kernels: Some("sm80".into()),
             reads_bytes: false,
             origin_dtype: None,

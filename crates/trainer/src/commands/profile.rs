@@ -16,7 +16,7 @@ use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
 use session::Session;
-use settings::{Completed, Settings};
+use settings::{Completed, PerFamily, Settings};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -76,7 +76,7 @@ impl Operations {
 /// Makes some steps and prints the times of their operations.
 pub(crate) fn profile(command: &Completed) -> Result {
     let folder = trace_folder(command)?;
-    let (resolved, device) = decisions::on_device(command, None, None, None)?;
+    let (resolved, device) = decisions::on_device(command, None, None, PerFamily::default())?;
     let step = device.step(Settings::new(&resolved.config)?)?;
     let plan = Plan::new(&step.settings, device.target())?;
     let limit = limit(&resolved.config, &device)?;

@@ -19,7 +19,9 @@ use planner::InferencePlan;
 use serde_json::Value;
 use session::{Inference, SessionError};
 use settings::load::Override;
-use settings::{Completed, FolderModel, Given, Resolved, RunOptions, Settings, Task, resolve};
+use settings::{
+    Completed, FolderModel, Given, PerFamily, Resolved, RunOptions, Settings, Task, resolve,
+};
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
@@ -170,7 +172,7 @@ impl Trained {
     ) -> Result<(Inference, InferencePlan)> {
         let completed = &self.completed;
         let config = completed.decided(settings.seq);
-        let kinds = KernelKinds::decide(&config, None)?;
+        let kinds = KernelKinds::decide(&config, PerFamily::default())?;
         let device = OpenDevice::open(completed.device())?.taking(kinds);
         let plan = plan(settings, device.target())?;
         refuse_inference_without_room(&self.completed.config, &plan, device.target())?;

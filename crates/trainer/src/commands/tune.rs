@@ -6,7 +6,7 @@ mod on_gpu;
 use crate::decisions;
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Result};
-use settings::Completed;
+use settings::{Completed, PerFamily};
 
 #[cfg(feature = "cuda")]
 use {
@@ -16,7 +16,7 @@ use {
 
 /// Times the algorithms of a run's products, and prints the choice.
 pub(crate) fn tune(command: &Completed) -> Result {
-    let (resolved, device) = decisions::on_device(command, None, None, None)?;
+    let (resolved, device) = decisions::on_device(command, None, None, PerFamily::default())?;
     match &device {
         OpenDevice::Cpu(_) => Err(Failure::Usage(format!(
             "`trainer tune` times products on a GPU, and the device is {}; leave --device out, or name cuda",

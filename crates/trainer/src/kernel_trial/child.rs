@@ -1,6 +1,6 @@
 //! The process of a trial.
 
-use super::{BEGUN, COMMAND, DEADLINE, ExpertWidths, Verdict};
+use super::{BEGUN, COMMAND, DEADLINE, Verdict, Widths};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::process::{Command, Output, Stdio};
@@ -15,7 +15,7 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 const LAST: Duration = Duration::from_secs(1);
 
 /// Tries kernels on a GPU in a process of their own.
-pub(super) fn try_kernels(index: usize, widths: ExpertWidths) -> Verdict {
+pub(super) fn try_kernels(index: usize, widths: Widths) -> Verdict {
     match run(index, widths) {
         Err(error) => Verdict::Untried(format!("no process can be started: {error}")),
         Ok((None, said)) if said.contains(BEGUN) => Verdict::Hung,
@@ -49,12 +49,12 @@ fn reason_in(said: &str) -> String {
 }
 
 /// What the process wrote, if it was done in time, and what it said on its standard error.
-fn run(index: usize, widths: ExpertWidths) -> io::Result<(Option<Output>, String)> {
+fn run(index: usize, widths: Widths) -> io::Result<(Option<Output>, String)> {
     let mut said: File = tempfile::tempfile()?;
     let child = Command::new(THIS_PROGRAM)
         .arg(COMMAND)
         .arg(format!("--gpu={index}"))
-        .args(widths.flags())
+        .args(widths.arguments())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(said.try_clone()?)

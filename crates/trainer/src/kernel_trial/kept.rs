@@ -1,19 +1,20 @@
 //! The file of verdicts: one for each GPU, driver and build, with a verdict for each widths.
 
-use super::{ExpertWidths, Verdict};
+use super::{Verdict, Widths};
 use crate::caches;
 use kernels::cuda::{DeviceFacts, images};
-use serde::{Deserialize, Serialize};
+use settings::{KernelFamily, PerFamily};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
-/// The sources of the kernels that are compared.
-const SOURCES: &str = "grouped_matmul";
+/// What names of the sources of kernels that are compared begin with.
+const SOURCES: [&str; 2] = ["flash_", "grouped_matmul"];
 
 /// Tells builds apart by what they are made of.
 fn build(hash: &mut crc32fast::Hasher) {
-    images(SOURCES).for_each(|image| hash.update(image));
+    let images = SOURCES.into_iter().flat_map(images);
+    images.for_each(|image| hash.update(image));
     hash.update(env!("TRAINER_COMMIT").as_bytes());
     // The launch code is another wherever the program is: that changes its length or its time.
     let program = std::env::current_exe().and_then(std::fs::metadata);
@@ -30,12 +31,8 @@ fn build(hash: &mut crc32fast::Hasher) {
 /// Says which driver the kernel has loaded, to the patch; CUDA's own number tells fewer apart.
 const DRIVER: &str = "/proc/driver/nvidia/version";
 
-#[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Verdicts {
-    /// By [`ExpertWidths`] in words.
-    experts: BTreeMap<String, Verdict>,
-}
+/// By [`Widths`] in words.
+type Verdicts = PerFamily<BTreeMap<String, Verdict>>;
 
 /// Where the verdicts for a GPU are kept; none without a folder for caches.
 pub(crate) fn path(gpu: &DeviceFacts) -> Option<PathBuf> {
@@ -59,29 +56,32 @@ fn read(gpu: &DeviceFacts) -> Option<Verdicts> {
     serde_json::from_str(&text).ok()
 }
 
-pub(super) fn find(gpu: &DeviceFacts, widths: ExpertWidths) -> Option<Verdict> {
-    read(gpu)?.experts.remove(&widths.to_string())
+pub(super) fn find(gpu: &DeviceFacts, widths: Widths) -> Option<Verdict> {
+    read(gpu)?[widths.family()].remove(&widths.to_string())
 }
 
-/// What is kept against kernels, with the widths that they were tried at.
-pub(crate) fn all_against(gpu: &DeviceFacts) -> Vec<String> {
-    let kept = read(gpu).unwrap_or_default().experts.into_iter();
-    kept.filter_map(|(widths, verdict)| Some(format!("{widths}: they {}", verdict.against()?)))
-        .collect()
+/// What is kept against kernels of a family, with the widths that they were tried at.
+pub(crate) fn all_against(gpu: &DeviceFacts, family: KernelFamily) -> Vec<String> {
+    let kept = read(gpu).unwrap_or_default();
+    let against = kept[family].iter().filter_map(|(widths, verdict)| {
+        let reason = verdict.against()?;
+        Some(format!("{widths}: they {reason}"))
+    });
+    against.collect()
 }
 
 /// Keeps a verdict, unless one against the kernels is kept, which another rank's GPU of the same name may have found. That this fails is
 /// said, and no more: the next run tries again.
-pub(super) fn keep(gpu: &DeviceFacts, widths: ExpertWidths, verdict: &Verdict) {
+pub(super) fn keep(gpu: &DeviceFacts, widths: Widths, verdict: &Verdict) {
     let mut kept = read(gpu).unwrap_or_default();
-    let kept_verdict = kept
-        .experts
-        .entry(widths.to_string())
-        .or_insert(Verdict::Passed);
+    let family = widths.family();
+    let of_widths = kept[family].entry(widths.to_string());
+    let kept_verdict = of_widths.or_insert(Verdict::Passed);
     if *kept_verdict == Verdict::Passed {
         *kept_verdict = verdict.clone();
     }
     if let Some(Err(failure)) = path(gpu).map(|path| caches::write(&path, &kept)) {
-        tracing::warn!("{failure}: the verdict on kernels of experts is not kept");
+        let name = family.name();
+        tracing::warn!("{failure}: the verdict on kernels of {name} is not kept");
     }
 }

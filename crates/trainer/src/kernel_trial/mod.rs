@@ -1,18 +1,18 @@
-//! Kernels for one GPU alone are tried before a run takes them: in a process of their own, beside those for all GPUs, and against a
-//! clock. A kernel that faults leaves a context that cannot be used, and one that hangs cannot be stopped; so this process has not
-//! touched the GPU by then.
+//! Kernels for one GPU alone are tried before a run takes them: each family in a process of its own, beside those for all GPUs, and
+//! against a clock. A kernel that faults leaves a context that cannot be used, and one that hangs cannot be stopped; so this process has
+//! not touched the GPU by then, and a verdict against one family says nothing of the other.
 //!
 //! What comes of it is kept for all runs with the same GPU, driver, build and widths.
 
 mod child;
 mod kept;
+mod widths;
 
 pub(crate) use kept::{all_against, path as kept_at};
+pub(crate) use widths::{AttentionWidths, ELEMENTS_MAX, ExpertWidths, Widths};
 
 use kernels::cuda::DeviceFacts;
 use serde::{Deserialize, Serialize};
-use settings::Config;
-use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,29 +27,6 @@ pub(crate) const BEGUN: &str = "kernels for 9.0 are launched";
 /// The hidden command that a trial's process carries out.
 pub(crate) const COMMAND: &str = "try-kernels";
 
-/// The most elements of a result that are looked at, and so about the most of an expert's rows times the widest of them.
-pub(crate) const ELEMENTS_MAX: usize = 1 << 23;
-
-/// The sizes of products of experts that a trial makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct ExpertWidths {
-    /// Width of the residual stream.
-    #[arg(long)]
-    hidden: usize,
-    /// Width of one expert.
-    #[arg(long)]
-    ffn: usize,
-    /// Rank of adapters on experts; 0: there are none.
-    #[arg(long)]
-    rank: usize,
-    /// The number of experts.
-    #[arg(long)]
-    pub(crate) experts: usize,
-    /// Rows of the expert that has most.
-    #[arg(long)]
-    pub(crate) rows: usize,
-}
-
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", content = "reason", rename_all = "snake_case")]
@@ -58,7 +35,7 @@ pub(crate) enum Verdict {
     Passed,
     /// A result is further from that of the other kernels than sums in another order are.
     Wrong(String),
-    /// The same product had other bits the second time.
+    /// The same operation had other bits the second time.
     TwoResults(String),
     /// The device, or the process, failed.
     Faulted(String),
@@ -66,71 +43,6 @@ pub(crate) enum Verdict {
     Hung,
     /// Nothing was tried, for a reason that says nothing about the kernels.
     Untried(String),
-}
-
-impl ExpertWidths {
-    /// Small ones, for a machine without a run.
-    pub(crate) const STANDARD: ExpertWidths = ExpertWidths {
-        hidden: 128,
-        ffn: 64,
-        rank: 0,
-        experts: 5,
-        rows: 130,
-    };
-
-    /// Those of a run in which no expert has more rows than a micro-batch has tokens; none without experts.
-    pub(crate) fn of(config: &Config) -> Option<ExpertWidths> {
-        let experts = config.model.experts.as_ref()?;
-        let mut widths = ExpertWidths {
-            hidden: config.model.hidden,
-            ffn: experts.ffn,
-            rank: config.lora.rank.unwrap_or(0),
-            experts: experts.count,
-            rows: 1,
-        };
-        let widest = widths.products().into_iter().flatten().max();
-        // By powers of two: prompts of all lengths have few verdicts.
-        let tokens = (config.batch.micro * config.data.seq).next_power_of_two();
-        widths.rows = (ELEMENTS_MAX / widest.unwrap_or(1)).clamp(1, tokens);
-        Some(widths)
-    }
-
-    /// Inputs and outputs of each product of a layer: gate and up together, down, and those of their adapters.
-    pub(crate) fn products(&self) -> Vec<[usize; 2]> {
-        let ExpertWidths {
-            hidden, ffn, rank, ..
-        } = *self;
-        let mut products = vec![[hidden, 2 * ffn], [ffn, hidden]];
-        if rank > 0 {
-            products.extend([[hidden, rank], [rank, 2 * ffn], [ffn, rank], [rank, hidden]]);
-        }
-        products
-    }
-
-    /// The flags of [`COMMAND`].
-    fn flags(&self) -> [String; 5] {
-        let ExpertWidths {
-            hidden,
-            ffn,
-            rank,
-            experts,
-            rows,
-        } = self;
-        [
-            format!("--hidden={hidden}"),
-            format!("--ffn={ffn}"),
-            format!("--rank={rank}"),
-            format!("--experts={experts}"),
-            format!("--rows={rows}"),
-        ]
-    }
-}
-
-/// As the flags that ask for such a trial.
-impl fmt::Display for ExpertWidths {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.flags().join(" "))
-    }
 }
 
 impl Verdict {
@@ -161,11 +73,11 @@ pub(crate) fn this_program_has_the_command() {
 }
 
 /// What this process's trials came to. Files of verdicts are of all GPUs of a name, and another process may write there.
-static OWN: Mutex<Vec<(usize, ExpertWidths, Verdict)>> = Mutex::new(Vec::new());
+static OWN: Mutex<Vec<(usize, Widths, Verdict)>> = Mutex::new(Vec::new());
 
-/// The verdict on kernels of experts for 9.0 at these widths: that of this process's trial, the one that is kept, or that of a trial,
+/// The verdict on kernels for 9.0 at these widths: that of this process's trial, the one that is kept, or that of a trial,
 /// which is kept then.
-pub(crate) fn verdict(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
+pub(crate) fn verdict(gpu: &DeviceFacts, widths: Widths) -> Verdict {
     let own = OWN.lock().expect("no thread panics");
     let known = own
         .iter()
@@ -178,14 +90,14 @@ pub(crate) fn verdict(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
 }
 
 /// The verdict of a trial, which is kept.
-pub(crate) fn tried(gpu: &DeviceFacts, widths: ExpertWidths) -> Verdict {
+pub(crate) fn tried(gpu: &DeviceFacts, widths: Widths) -> Verdict {
     if !HAS_COMMAND.load(Ordering::Relaxed) {
         return Verdict::Untried(
             "this program cannot try them in a process of its own; `trainer profile` with the same settings does, and keeps the verdict"
                 .into(),
         );
     }
-    tracing::debug!("kernels of experts for 9.0 are tried: {widths}");
+    tracing::debug!("kernels for 9.0 are tried: {widths}");
     let verdict = child::try_kernels(gpu.index, widths);
     if verdict.is_kept() {
         kept::keep(gpu, widths, &verdict);

@@ -60,7 +60,7 @@ impl Prepared {
             tokens.check(&dataset)?;
         }
         let tokens = tokens.after(&dataset);
-        let before = resumed.as_ref().and_then(Resumed::kernels_of_experts);
+        let before = resumed.as_ref().map(Resumed::kernels).unwrap_or_default();
         let (decided, device) =
             decisions::on_device(&command, Some(&dataset), job.group(), before)?;
         let beyond = beyond_context(&command, decided.config.data.seq);

@@ -133,9 +133,9 @@ impl Run {
             untracked_host_bytes_max: self.device.untracked_host_bytes_max()
                 + self.plan.host_beside_bytes(),
             algorithms: self.plan.algorithms.clone(),
-            attention_kernels: kinds.attention.map(KernelKind::name),
-            experts_kernels: kinds.experts.map(KernelKind::name),
-            kernels_given_up: kinds.given_up,
+            attention_kernels: kinds.taken.attention.map(KernelKind::name),
+            experts_kernels: kinds.taken.experts.map(KernelKind::name),
+            kernels_given_up: kinds.reason(),
             graphs: self.plan.graphs,
             graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),

@@ -14,7 +14,9 @@ use kernels::cuda::KernelKind;
 use memory::Rank;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, Given, HEURISTIC, KernelChoice, Resolved, Resume, resolve};
+use settings::{
+    Config, Given, HEURISTIC, KernelChoice, KernelFamily, PerFamily, Resolved, Resume, resolve,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -131,36 +133,46 @@ impl Resumed {
         Err(Failure::Changed(self.changes.clone()))
     }
 
-    /// The kernels that computed products of experts on CUDA: those for 8.0 before there were others.
-    pub(super) fn kernels_of_experts(&self) -> Option<KernelKind> {
+    /// The kernels that computed on CUDA: those for 8.0 before there were others.
+    pub(super) fn kernels(&self) -> PerFamily<Option<KernelKind>> {
         let state = self.state();
-        let Some(name) = &state.experts_kernels else {
-            return state.algorithms.as_ref().map(|_| KernelKind::Sm80);
-        };
-        let mut kinds = [KernelKind::Sm80, KernelKind::Sm90].into_iter();
-        kinds.find(|kind| kind.name() == name)
+        PerFamily::new(|family| {
+            let name = match family {
+                KernelFamily::Attention => &state.attention_kernels,
+                KernelFamily::Experts => &state.experts_kernels,
+            };
+            let Some(name) = name else {
+                return state.algorithms.as_ref().map(|_| KernelKind::Sm80);
+            };
+            let mut kinds = [KernelKind::Sm80, KernelKind::Sm90].into_iter();
+            kinds.find(|kind| kind.name() == name)
+        })
     }
 
     /// Refuses kernels that the configuration names, and that compute other bits than the run had, unless changes are allowed. Where the
     /// choice is left open, and the GPU does not run the same ones, this is only said.
     pub(super) fn compare_kernels(&mut self, decided: &Decided, kinds: &KernelKinds) -> Result {
-        let (Some(had), Some(has)) = (self.kernels_of_experts(), kinds.experts) else {
-            return Ok(());
-        };
-        if had == has {
-            return Ok(());
+        let before = self.kernels();
+        let mut refused = Vec::new();
+        for family in KernelFamily::ALL {
+            let (Some(had), Some(has)) = (before[family], kinds.taken[family]) else {
+                continue;
+            };
+            if had == has {
+                continue;
+            }
+            let change = format!("{}: {had} before, {has} now", family.key());
+            self.changes.push(change.clone());
+            match family.choice(&decided.config) {
+                KernelChoice::Auto => tracing::warn!(
+                    "{change}: they add up in another order, so last bits differ from those of before"
+                ),
+                KernelChoice::Sm80 | KernelChoice::Sm90 => refused.push(change),
+            }
         }
-        let change = format!("experts.kernels: {had} before, {has} now");
-        self.changes.push(change.clone());
-        if decided.config.experts.kernels == KernelChoice::Auto {
-            tracing::warn!(
-                "{change}: they add up in another order, so last bits differ from those of before"
-            );
-            return Ok(());
-        }
-        match decided.options.allow_change {
+        match refused.is_empty() || decided.options.allow_change {
             true => Ok(()),
-            false => Err(Failure::Changed(vec![change])),
+            false => Err(Failure::Changed(refused)),
         }
     }
 

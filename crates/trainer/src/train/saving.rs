@@ -144,6 +144,7 @@ impl Run {
         let (made, optim) = (&self.made, &self.decided.config.optim);
         let (step, updates) = session.progress();
         let ranks = (self.job.size() > 1).then(|| self.job.size() as u64);
+        let kernels = self.device.kernel_kinds().taken;
         TrainerState {
             format_version: match ranks {
                 None => FORMAT_VERSION,
@@ -167,11 +168,8 @@ impl Run {
                 master: optim.master.to_string(),
             },
             algorithms: self.plan.algorithms.clone(),
-            experts_kernels: self
-                .device
-                .kernel_kinds()
-                .experts
-                .map(|kind| kind.to_string()),
+            attention_kernels: kernels.attention.map(|kind| kind.to_string()),
+            experts_kernels: kernels.experts.map(|kind| kind.to_string()),
             reads_bytes: self.reads_bytes,
             origin_dtype: self.saver.origin_dtype.clone(),
             ranks,

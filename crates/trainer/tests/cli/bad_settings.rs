@@ -210,14 +210,14 @@ fn arguments_that_are_not_known() {
 /// Whether a GPU would run them is known once it is asked; the processor runs none.
 #[test]
 fn kernels_that_the_device_does_not_run() {
-    let kernels = "experts.kernels is sm90, which GPUs of compute capability 9.0 run";
-    let words = [kernels, "on the processor", "leave it at auto"];
-    for command in ["", "plan "] {
-        let run = format!("{command}--config tiny-moe --set experts.kernels=sm90 --device cpu");
-        refused(&run, &words);
+    for (command, key) in [
+        ("", "experts.kernels"),
+        ("plan ", "experts.kernels"),
+        ("", "attention.kernels"),
+        ("plan ", "attention.kernels"),
+    ] {
+        let kernels = format!("{key} is sm90, which GPUs of compute capability 9.0 run");
+        let run = format!("{command}--config tiny-moe --set {key}=sm90 --device cpu");
+        refused(&run, &[&kernels, "on the processor", "leave it at auto"]);
     }
-    refused(
-        "plan --set attention.kernels=sm90",
-        &["attention.kernels is sm90", "leave it at auto"],
-    );
 }

@@ -384,12 +384,14 @@ fn strategies_go_with_the_specifications_of_single_layers() {
 #[test]
 fn plans_are_the_same_for_every_kind_of_kernels() {
     let place = Workplace::new();
-    let plan = "plan --json --config tiny-moe --dtype bf16";
+    let plan =
+        "plan --json --config tiny-moe --dtype bf16 --set model.head_dim=64 --attention flash";
     let plain = place.trainer(plan).succeeds();
     for set in [
         "experts.kernels=sm80",
         "experts.kernels=sm90",
         "attention.kernels=sm80",
+        "attention.kernels=sm90",
     ] {
         let other = place.trainer(&format!("{plan} --set {set}")).succeeds();
         assert_eq!(

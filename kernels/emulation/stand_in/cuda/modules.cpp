@@ -133,10 +133,12 @@ static CUresult check_launch(CUfunction function, uint3 grid, uint3 block, size_
     return pointers_are_sound(*function, arguments) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-// What STAND_IN_SM90 says that kernels for 9.0 alone do: their first argument is the result, of which the first bytes change.
+// What STAND_IN_SM90 says that kernels for 9.0 alone do, those with names that begin with STAND_IN_SM90_OF: their first argument is the
+// result, of which the first bytes change.
 static CUresult misbehave(const CUfunc_st &function, void **arguments) {
-    static const std::string says = setting("STAND_IN_SM90", "");
-    if (says.empty() || function.name.find("_sm90") == std::string::npos) {
+    static const std::string says = setting("STAND_IN_SM90", ""), whose = setting("STAND_IN_SM90_OF", "");
+    const bool is_meant = function.name.find("_sm90") != std::string::npos && function.name.rfind(whose, 0) == 0;
+    if (says.empty() || !is_meant) {
         return CUDA_SUCCESS;
     }
     if (says == "faults") {

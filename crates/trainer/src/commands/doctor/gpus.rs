@@ -32,10 +32,16 @@ pub(super) struct FoundGpu {
     library_path: Option<PathBuf>,
     /// Why it has no products in FP8; null if it has.
     fp8_missing: Option<String>,
-    /// What came of a trial of kernels of experts for 9.0, at small widths; null on a GPU that runs none of them.
+    /// What came of a trial of kernels of attention for 9.0, with small heads; null on a GPU that runs none of them.
+    #[cfg(feature = "cuda")]
+    attention_kernels: Option<Verdict>,
+    /// What is kept against them, of earlier trials with other heads: runs with these take others.
+    #[cfg(feature = "cuda")]
+    attention_kernels_against: Vec<String>,
+    /// The same of kernels of experts.
     #[cfg(feature = "cuda")]
     experts_kernels: Option<Verdict>,
-    /// What is kept against them, of earlier trials at other widths: runs of these take others.
+    /// What is kept against these, of other widths.
     #[cfg(feature = "cuda")]
     experts_kernels_against: Vec<String>,
     /// Its memory after this process had made a context and nothing else.
@@ -85,17 +91,12 @@ impl FoundGpu {
             Some(reason) => format!("none: {reason}"),
         };
         #[cfg(feature = "cuda")]
-        let experts = match self.experts_kernels.as_ref().map(Verdict::against) {
-            None => "sm80".to_string(),
-            Some(None) => "sm90, which passed a trial".into(),
-            Some(Some(against)) => format!("sm80: those for 9.0 (sm90) {against}"),
-        };
-        #[cfg(feature = "cuda")]
-        let experts = [&[experts], &self.experts_kernels_against[..]]
-            .concat()
-            .join("; ");
+        let [attention, experts] = [
+            kernels(&self.attention_kernels, &self.attention_kernels_against),
+            kernels(&self.experts_kernels, &self.experts_kernels_against),
+        ];
         #[cfg(not(feature = "cuda"))]
-        let experts = String::new();
+        let [attention, experts] = [String::new(), String::new()];
         let table = vec![
             ("name", Some(self.name.clone())),
             ("compute capability", Some(self.capability.clone())),
@@ -103,6 +104,7 @@ impl FoundGpu {
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(library)),
             ("products in FP8", Some(fp8)),
+            ("kernels of attention", Some(attention)),
             ("kernels of experts", Some(experts)),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
@@ -118,6 +120,17 @@ impl FoundGpu {
         ];
         rows(&format!("cuda:{}", self.index), table)
     }
+}
+
+/// Which kernels of a family a GPU takes, and what is kept against others.
+#[cfg(feature = "cuda")]
+fn kernels(verdict: &Option<Verdict>, against: &[String]) -> String {
+    let taken = match verdict.as_ref().map(Verdict::against) {
+        None => "sm80".to_string(),
+        Some(None) => "sm90, which passed a trial".into(),
+        Some(Some(against)) => format!("sm80: those for 9.0 (sm90) {against}"),
+    };
+    [&[taken], against].concat().join("; ")
 }
 
 /// All usable GPUs, and what is missing for others.
@@ -165,16 +178,18 @@ const REHEARSED: &str = "qwen2.5-0.5b";
 fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     use crate::device::{listed, rehearsed};
     use crate::kernel_kinds::KernelKinds;
-    use crate::kernel_trial::{ExpertWidths, all_against, tried};
+    use crate::kernel_trial::{Widths, all_against, tried};
     use kernels::cuda::{CudaDevice, KernelKind, device_facts};
     use memory::{DType, Memory};
     use settings::load::{Source, load};
-    use settings::{Device, Settings, latest_kind};
+    use settings::{Device, KernelFamily, PerFamily, Settings, latest_kind};
 
     let facts = device_facts(index)?;
     let runs_sm90 = latest_kind(facts.capability) == KernelKind::Sm90;
-    let experts_kernels = runs_sm90.then(|| tried(&facts, ExpertWidths::STANDARD));
-    let experts_kernels_against = all_against(&facts);
+    let verdicts = PerFamily::new(|family: KernelFamily| {
+        runs_sm90.then(|| tried(&facts, Widths::standard(family)))
+    });
+    let against = PerFamily::new(|family| all_against(&facts, family));
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
     let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;
@@ -203,8 +218,10 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
         library_version: library.version,
         library_path: library.path,
         fp8_missing: facts.no_fp8(),
-        experts_kernels,
-        experts_kernels_against,
+        attention_kernels: verdicts.attention,
+        attention_kernels_against: against.attention,
+        experts_kernels: verdicts.experts,
+        experts_kernels_against: against.experts,
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,

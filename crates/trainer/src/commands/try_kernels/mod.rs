@@ -1,12 +1,15 @@
-//! The hidden command of a trial's process: computes products of experts by kernels for 9.0 and by those for 8.0, and prints what came
+//! The hidden command of a trial's process: computes a family of operations by kernels for 9.0 and by those for 8.0, and prints what came
 //! of it. `kernel_trial/` starts it.
 
-mod cases;
+mod attention;
+mod experts;
+mod trial;
 
 use crate::failure::Result;
-use crate::kernel_trial::{DEADLINE, ExpertWidths};
+use crate::kernel_trial::{DEADLINE, Verdict, Widths};
 use crate::stdout::print_json;
 use clap::Args;
+use experts::Experts;
 
 /// Flags of the hidden command.
 #[derive(Debug, Args)]
@@ -14,8 +17,8 @@ pub struct TryKernelsArgs {
     /// The GPU's number
     #[arg(long)]
     gpu: usize,
-    #[command(flatten)]
-    widths: ExpertWidths,
+    #[command(subcommand)]
+    widths: Widths,
 }
 
 /// Prints the verdict as JSON.
@@ -29,5 +32,12 @@ pub(crate) fn try_kernels(args: &TryKernelsArgs) -> Result {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::alarm(2 * DEADLINE.as_secs() as u32);
     }
-    print_json(&cases::verdict(args.gpu, &args.widths))
+    print_json(&verdict(args.gpu, args.widths))
+}
+
+fn verdict(gpu: usize, widths: Widths) -> Verdict {
+    match widths {
+        Widths::Attention(widths) => trial::verdict(gpu, attention::cases(&widths)),
+        Widths::Experts(widths) => trial::verdict(gpu, Experts::new(widths).cases()),
+    }
 }

@@ -113,29 +113,34 @@ fn a_rank_that_fails_ends_the_others() {
 #[test]
 fn ranks_give_up_kernels_together() {
     let place = Workplace::new();
-    let run = "--config tiny-moe --device cuda --dtype bf16 --set model.layers=1 --seq 16 --micro-batch 2 --accum 1 --steps 1 --zero 1";
+    let run = "--config tiny-moe --device cuda --dtype bf16 --set model.layers=1 --set model.head_dim=64 --attention flash --seq 16 \
+               --micro-batch 2 --accum 1 --steps 1 --zero 1";
     // What one keeps, the other does not find.
     let caches = place.path("others");
     let own = ("XDG_CACHE_HOME", caches.to_str().unwrap());
     let gpu = place.path("gpu");
     let exclusive = ("STAND_IN_EXCLUSIVE", gpu.to_str().unwrap());
-    let reason = "kernels of experts for 9.0 (sm90) were wrong in a trial";
+    let families = ["attention", "experts"];
+    let said_of =
+        |family: &str| format!("kernels of {family} for 9.0 (sm90) were wrong in a trial");
     for (fault, kind) in [("", "sm90"), ("wrong", "sm80")] {
         let out = format!("run-{kind}");
         let arguments = format!("{run} --out {out}");
         let second = [exclusive, ("STAND_IN_SM90", fault), own];
         for outcome in on_gpus_with(&place, [&arguments; RANKS], [&[exclusive], &second]) {
             let told = outcome.succeeds();
-            assert_eq!(told.stderr.contains(reason), kind == "sm80", "{told:?}");
+            for reason in families.map(said_of) {
+                assert_eq!(told.stderr.contains(&reason), kind == "sm80", "{told:?}");
+            }
         }
         let metrics = Metrics::read(&place, &out);
         let record = metrics.of_kind("run").next().unwrap();
-        assert_eq!(record["experts_kernels"], kind);
         let given_up = record["kernels_given_up"].as_str();
-        assert_eq!(
-            given_up.is_some_and(|told| told.contains(reason)),
-            kind == "sm80"
-        );
+        for family in families {
+            assert_eq!(record[format!("{family}_kernels")], kind);
+            let is_said = given_up.is_some_and(|told| told.contains(&said_of(family)));
+            assert_eq!(is_said, kind == "sm80");
+        }
         std::fs::remove_dir_all(&caches).unwrap();
     }
     let named = format!("{run} --out named --set experts.kernels=sm90");
