@@ -6,6 +6,15 @@ use super::schema::Config;
 use crate::Result;
 use kernels::cuda::KernelKind;
 
+impl From<KernelKind> for KernelChoice {
+    fn from(kind: KernelKind) -> KernelChoice {
+        match kind {
+            KernelKind::Sm80 => KernelChoice::Sm80,
+            KernelKind::Sm90 => KernelChoice::Sm90,
+        }
+    }
+}
+
 impl KernelChoice {
     /// The kind that is named; none for `auto`.
     pub fn kind(self) -> Option<KernelKind> {
