@@ -1,6 +1,7 @@
 //! What offload copies, and whether the copies hide behind computation.
 
-use crate::on_paper::{Paper, UTILISATION};
+use crate::on_paper::Paper;
+use crate::rates::UTILISATION;
 use crate::traffic::Crossing;
 use kernels::{Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};

@@ -178,6 +178,9 @@ fn everything_kept(config: &Config) -> Config {
     let default = Config::default();
     let mut config = config.clone();
     config.optim.release = Release::Step;
+    // Kernels have bits of their own, but the same memory: a run has the same plan by either kind.
+    config.attention.kernels = default.attention.kernels;
+    config.experts.kernels = default.experts.kernels;
     Config {
         recompute: default.recompute,
         offload: default.offload,

@@ -6,7 +6,8 @@
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
-use crate::on_paper::{NVLINK_RANKS, StepOnPaper};
+use crate::on_paper::StepOnPaper;
+use crate::rates::NVLINK_RANKS;
 use data::{Format, Inputs};
 use kernels::Target;
 use memory::{DType, Home};

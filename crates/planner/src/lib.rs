@@ -36,6 +36,7 @@ mod other_process;
 mod pipeline;
 mod plan;
 mod ranks;
+mod rates;
 mod refusal;
 mod room;
 mod search;

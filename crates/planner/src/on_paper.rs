@@ -2,6 +2,7 @@
 
 use crate::figures::count_step;
 use crate::operations::{PlannedOperations, by_group};
+use crate::rates;
 use kernels::meta::clocks::Clocks;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Span, Timeline};
@@ -21,56 +22,6 @@ pub(crate) struct Paper {
     pub(crate) measured: Measured,
 }
 
-/// A PCIe Gen5 slot with 16 lanes, pinned memory: 54.9 to 55.5 on hosts of an H100 and an H200 (`benches/results/2026-11-27-h100.md`).
-const GBPS: f64 = 55.0;
-
-/// The share of the sum of both rates that is left while both directions are busy, by the same page: 0.87 on the H100's host, 0.85 and 0.92 on the H200's.
-const BOTH_WAYS: f64 = 0.85;
-
-/// One NVMe drive in a PCIe Gen4 slot, by data sheet. Drives for Gen5 read twice as fast.
-const DISK_GBPS: f64 = 6.5;
-
-/// NVLink 4 of an H100, each way, by data sheet.
-const NVLINK_GBPS: f64 = 450.0;
-
-/// GPUs of one machine, which NVLink connects. With more ranks, a rank sends most of its bytes to other machines.
-pub(crate) const NVLINK_RANKS: usize = 8;
-
-/// One network card of 400 Gbit/s for each GPU, by data sheet.
-const NETWORK_GBPS: f64 = 50.0;
-
-/// Copies on an H100, read and written, by the same page. An H200 has 3,660.
-const MEMORY_GBPS: f64 = 2720.0;
-
-/// H100 and H200 by data sheet, dense bf16.
-const PEAK_TFLOPS: f64 = 989.0;
-
-/// The share of the peak that the products of a step reach, each timed alone on an H200: 0.60 in Qwen2.5-0.5B and 0.73 in Llama-3.2 1B
-/// (`benches/results/2026-11-26-h200.md`). Large ones reach 0.79.
-pub(crate) const UTILISATION: f64 = 0.7;
-
-/// The share that grouped products reach, by the same page: 0.20 to 0.28.
-const GROUPED_UTILISATION: f64 = 0.25;
-
-/// The shares that flash attention reaches forward and backward at 4,096 tokens, by the same page: 0.32 and 0.20 with heads of 128, 0.24 and
-/// 0.17 with heads of 64.
-const ATTENTION_UTILISATION: [f64; 2] = [0.3, 0.2];
-
-/// What one or two cores reach, for rates that were not measured.
-const CPU: Rates = Rates {
-    flops: 0.15e12,
-    grouped_flops: 0.15e12,
-    attention_flops: [0.15e12; 2],
-    memory: 20e9,
-    upload: 10e9,
-    download: 10e9,
-    both_ways: 15e9,
-    disk: 1e9 * DISK_GBPS,
-    link: 2e9,
-    near_link: 2e9,
-    near_ranks: NVLINK_RANKS,
-};
-
 impl Paper {
     /// The rates of a configuration alone.
     pub(crate) fn at_rates(settings: &Settings, target: Target) -> Paper {
@@ -79,32 +30,9 @@ impl Paper {
 
     /// The rates of a configuration, and measured times, which replace them.
     pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
-        let assumed = h100(settings);
-        let hardware = &settings.hardware;
-        let of_products = hardware.peak_tflops.map_or(CPU.flops, |_| assumed.flops);
-        let rates = match target {
-            Target::Cuda => assumed,
-            Target::Cpu => Rates {
-                flops: of_products,
-                grouped_flops: of_products,
-                attention_flops: [of_products; 2],
-                memory: hardware.memory_gbps.map_or(CPU.memory, |_| assumed.memory),
-                upload: hardware.h2d_gbps.map_or(CPU.upload, |_| assumed.upload),
-                download: hardware.d2h_gbps.map_or(CPU.download, |_| assumed.download),
-                both_ways: hardware
-                    .both_ways_gbps
-                    .map_or(CPU.both_ways, |_| assumed.both_ways),
-                disk: assumed.disk,
-                link: hardware.link_gbps.map_or(CPU.link, |_| assumed.link),
-                near_link: hardware
-                    .link_gbps
-                    .map_or(CPU.near_link, |_| assumed.near_link),
-                near_ranks: CPU.near_ranks,
-            },
-        };
         Paper {
             target,
-            rates,
+            rates: rates::assumed(settings, target),
             measured,
         }
     }
@@ -389,33 +317,6 @@ impl LaterSteps {
         let more = (settings.accum - self.made.most) / (self.made.most - fewer);
         self.most
             .with(&added, |made, added| made + more as f64 * added)
-    }
-}
-
-/// The rates of the settings, or else of H100 hosts.
-fn h100(settings: &Settings) -> Rates {
-    let hardware = &settings.hardware;
-    let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
-    let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
-    let both_ways_gbps = hardware.both_ways_gbps;
-    let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
-    let link_gbps = match &settings.ranks {
-        Some(ranks) if ranks.of_all().of > NVLINK_RANKS => NETWORK_GBPS,
-        _ => NVLINK_GBPS,
-    };
-    let peak = 1e12 * hardware.peak_tflops.unwrap_or(PEAK_TFLOPS);
-    Rates {
-        flops: peak * UTILISATION,
-        grouped_flops: peak * GROUPED_UTILISATION,
-        attention_flops: ATTENTION_UTILISATION.map(|share| peak * share),
-        memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
-        upload: h2d_gbps * 1e9,
-        download: d2h_gbps * 1e9,
-        both_ways: both_ways_gbps * 1e9,
-        disk: hardware.disk_gbps.unwrap_or(DISK_GBPS) * 1e9,
-        link: hardware.link_gbps.unwrap_or(link_gbps) * 1e9,
-        near_link: hardware.link_gbps.unwrap_or(NVLINK_GBPS) * 1e9,
-        near_ranks: NVLINK_RANKS,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::levers::Setup;
 use crate::on_paper::Paper;
 use crate::operations::PlannedOperations;
 use crate::ranks::PlannedRanks;
-use crate::{gpus, notes};
+use crate::{gpus, notes, rates};
 use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
 use model::{Attention, Labels};
@@ -172,6 +172,7 @@ impl Plan {
         let mut plan = Plan::new(&run.settings, target)?;
         let ranks = plan.ranks.take();
         let ranks = ranks.map(|ranks| ranks.with_stages(&run));
+        plan.notes.extend(rates::note(&run.settings, target));
         Ok(Plan {
             ranks: ranks.transpose()?,
             strategies: strategies(&run)?,

@@ -65,6 +65,15 @@ impl<T> IndexMut<KernelFamily> for PerFamily<T> {
     }
 }
 
+impl From<KernelKind> for KernelChoice {
+    fn from(kind: KernelKind) -> KernelChoice {
+        match kind {
+            KernelKind::Sm80 => KernelChoice::Sm80,
+            KernelKind::Sm90 => KernelChoice::Sm90,
+        }
+    }
+}
+
 impl KernelChoice {
     /// The kind that is named; none for `auto`.
     pub fn kind(self) -> Option<KernelKind> {

@@ -1,7 +1,7 @@
 //! What a step is made of: the configuration, read by those who compute.
 
 use super::attention::attention;
-use super::choices::Graphs;
+use super::choices::{Graphs, KernelChoice};
 use super::error::ConfigError;
 use super::fp8;
 use super::keys::HardwareConfig;
@@ -64,6 +64,10 @@ pub struct Settings {
     pub checkpoint_copy: bool,
     /// How attention is computed.
     pub attention: Attention,
+    /// Which CUDA kernels compute it. No lease depends on it.
+    pub attention_kernels: KernelChoice,
+    /// Which CUDA kernels compute products of experts.
+    pub experts_kernels: KernelChoice,
     /// The optimizer and its numbers.
     pub optimizer: Hyperparameters,
     /// Which matrices an optimizer updates as a whole that does so, and at which rate.
@@ -181,6 +185,8 @@ impl Settings {
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,
+            attention_kernels: config.attention.kernels,
+            experts_kernels: config.experts.kernels,
             optimizer: Hyperparameters {
                 kind: optim.kind,
                 adamw: AdamW {

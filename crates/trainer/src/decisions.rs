@@ -15,8 +15,8 @@ use planner::{
 use report::Busy;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, OptimizerPlace, PerFamily,
-    Resolved, Settings, Size, Task, auto_attention,
+    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, KernelChoice, OptimizerPlace,
+    PerFamily, Resolved, Settings, Size, Task, auto_attention,
 };
 use std::ops::Deref;
 use std::path::Path;
@@ -182,7 +182,7 @@ fn for_holder(
     if let Some(budget) = budget {
         tracing::info!("recompute auto: comparing policies on paper");
         let busy = planning(quiet);
-        let chosen = policy_within(&config, target, budget);
+        let chosen = policy_within(&timed_by(&config, holder), &config, target, budget);
         drop(busy);
         let (choice, chosen) = chosen.map_err(|error| without_policy(error, &config, command))?;
         tracing::info!("{}", choice.describe());
@@ -194,8 +194,25 @@ fn for_holder(
     }))
 }
 
-/// The policy for a budget, and the configuration with it. With `--memory-budget auto` the reserved bytes must fit, not only the peak.
+/// The configuration by which times on paper go: it names the device's kernels beside measured times, which are refused if others took
+/// them. Without, it is the same on all ranks, whatever kernels each may take.
+fn timed_by(config: &Config, holder: Holder) -> Config {
+    let mut config = config.clone();
+    if let (Holder::Device(device), Some(_)) = (holder, &config.recompute.costs) {
+        let kinds = device.kernel_kinds();
+        let named = |kind: Option<KernelKind>, choice: &mut KernelChoice| {
+            *choice = kind.map_or(*choice, Into::into);
+        };
+        named(kinds.taken.attention, &mut config.attention.kernels);
+        named(kinds.taken.experts, &mut config.experts.kernels);
+    }
+    config
+}
+
+/// The policy for a budget by the times of `timed_by`, and the configuration with it. With `--memory-budget auto` the reserved bytes must fit, not
+/// only the peak.
 fn policy_within(
+    timed_by: &Config,
     config: &Config,
     target: Target,
     budget: u64,
@@ -203,7 +220,7 @@ fn policy_within(
     let counts_reserved = config.memory.budget == Some(AutoOr::Auto);
     let mut within = budget;
     loop {
-        let choice = choose(config, target, within).map_err(|error| of_budget(error, budget))?;
+        let choice = choose(timed_by, target, within).map_err(|error| of_budget(error, budget))?;
         let chosen = choice.applied_to(config);
         let reserved = match counts_reserved {
             true => Plan::new(&Settings::new(&chosen)?, target)?.reserved_bytes,

@@ -2,11 +2,12 @@
 
 use kernels::Target;
 use kernels::timeline::Measured;
+use memory::DType;
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use settings::load::{Source, load};
-use settings::{Config, Settings, preset};
+use settings::{Config, KernelChoice, Settings, preset};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -63,7 +64,23 @@ impl MeasuredFor {
             let parts = sharing.parts().to_string();
             keys.insert("parallel.context_parts".into(), parts);
         }
+        let kernels = kernels(settings, target).into_iter();
+        keys.extend(kernels.map(|(key, choice)| (key.into(), choice.name().into())));
         MeasuredFor(keys)
+    }
+
+    /// The profile for a run with these kernels: where the run leaves them open, any will do. Files that name none are of kernels for 8.0.
+    fn beside(mut self, kernels: Vec<(&str, KernelChoice)>) -> MeasuredFor {
+        for (key, choice) in kernels {
+            let kind = self
+                .0
+                .entry(key.into())
+                .or_insert(KernelChoice::Sm80.name().into());
+            if choice == KernelChoice::Auto {
+                *kind = choice.name().into();
+            }
+        }
+        self
     }
 
     /// The first key that differs between this profile and a run, and how many more do, in words; none if none differs.
@@ -115,6 +132,25 @@ impl MeasuredFor {
         }
         words.join(" ")
     }
+}
+
+/// The keys of kernels, for operations of a step that have several kinds. A profile names the kind that was timed.
+fn kernels(settings: &Settings, target: Target) -> Vec<(&'static str, KernelChoice)> {
+    let (attention, experts) = (settings.attention_kernels, settings.experts_kernels);
+    let has_experts = settings.model.experts.is_some();
+    let kernels = [
+        (
+            "attention.kernels",
+            attention,
+            !settings.attention.stores_scores(),
+        ),
+        ("experts.kernels", experts, has_experts),
+    ];
+    let has_kinds = target == Target::Cuda && settings.dtype == DType::BF16;
+    let counted = kernels
+        .into_iter()
+        .filter(|(.., counts)| has_kinds && *counts);
+    counted.map(|(key, choice, _)| (key, choice)).collect()
 }
 
 /// The keys of `[model]` that have a value, with the value as `--set` takes it.
@@ -176,7 +212,7 @@ pub(crate) fn read(
         None => Err(wrong(
             "does not say which model it was measured with".into(),
         )),
-        Some(other) => match other.differences(&run) {
+        Some(other) => match other.beside(kernels(settings, target)).differences(&run) {
             Some(why) => Err(wrong(why)),
             None => Ok(measured),
         },

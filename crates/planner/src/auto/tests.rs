@@ -3,6 +3,7 @@
 use super::*;
 use crate::Plan;
 use kernels::random::random_u32;
+use settings::KernelChoice;
 
 pub(super) fn config(set: &[&str]) -> Config {
     let small = [
@@ -330,6 +331,55 @@ fn a_profile_of_another_model_is_refused() {
         said.contains("--config tiny --set attention.backend="),
         "{said}"
     );
+}
+
+/// Times belong to the kernels that took them. A plan that leaves the kernels to the device takes any.
+#[test]
+fn a_profile_of_other_kernels_is_refused() {
+    use KernelChoice::{Auto, Sm80, Sm90};
+    let by = |attention_kernels| {
+        let set = [
+            "attention.backend=flash",
+            "train.dtype=bf16",
+            "recompute.spec=none",
+        ];
+        Settings {
+            attention_kernels,
+            ..Settings::new(&config(&set)).unwrap()
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("profile.json");
+    let of = |settings: &Settings| MeasuredFor::new(settings, Target::Cuda);
+    let [sm80, sm90] = [Sm80, Sm90].map(|kind| serde_json::to_value(of(&by(kind))).unwrap());
+    let mut of_earlier_version = sm80.clone();
+    let fields = of_earlier_version.as_object_mut().unwrap();
+    assert_eq!(fields.remove("attention.kernels").unwrap(), "sm80");
+    for (measured_for, run, is_taken) in [
+        (&sm80, Sm80, true),
+        (&sm80, Sm90, false),
+        (&sm80, Auto, true),
+        (&sm90, Sm80, false),
+        (&sm90, Sm90, true),
+        (&sm90, Auto, true),
+        (&of_earlier_version, Sm80, true),
+        (&of_earlier_version, Sm90, false),
+        (&of_earlier_version, Auto, true),
+    ] {
+        let operations = r#"[{"operation": "matmul", "sizes": [1, 1, 1], "calls": 1, "ms": 1.0}]"#;
+        let text = format!(r#"{{"measured_for": {measured_for}, "operations": {operations}}}"#);
+        std::fs::write(&file, text).unwrap();
+        let read = costs::read(Some(&file), &by(run), Target::Cuda);
+        let refused = read.err().map(|error| error.to_string());
+        assert_eq!(refused.is_none(), is_taken, "{run}: {refused:?}");
+        if let Some(refused) = refused {
+            let words = format!("and this run has {run}; write one with");
+            assert!(refused.contains("attention.kernels = sm"), "{refused}");
+            assert!(refused.contains(&words), "{refused}");
+            let command = format!("--set attention.kernels={run}");
+            assert!(refused.contains(&command), "{refused}");
+        }
+    }
 }
 
 /// If units come and go, the terms are only close to the truth. The choice is planned, and is within its budget.

@@ -152,7 +152,10 @@ fn groups_move_what_is_counted_by_hand() {
     }
 }
 
-/// Where memory takes next to no time: the shares of the peak that products and attention reach, and how much faster FP8 is.
+/// Where memory takes next to no time.
+const AT_ONCE: &str = " hardware.peak_tflops=0.001 hardware.memory_gbps=1e9";
+
+/// The shares of the peak that products and attention reach, and how much faster FP8 is. Heads are too narrow for kernels for Hopper.
 #[test]
 fn times_follow_from_the_rates_that_were_measured() {
     let of_products = (2 * 3 * LAYERS * TOKENS * matrices()) as f64 / 0.7;
@@ -160,10 +163,7 @@ fn times_follow_from_the_rates_that_were_measured() {
     let of_one = (2 * LAYERS * pairs * QUERIES) as f64;
     let of_attention = of_one * (2.0 / 0.3 + 5.0 / 0.2);
     for (recipe, times) in [("off", 1.0), ("tensor", 1.7)] {
-        let plan = planned(
-            recipe,
-            " hardware.peak_tflops=0.001 hardware.memory_gbps=1e9",
-        );
+        let plan = planned(recipe, AT_ONCE);
         for (group, flops) in [
             ("products", of_products / times),
             ("attention", of_attention),
@@ -174,4 +174,67 @@ fn times_follow_from_the_rates_that_were_measured() {
             assert!(off.abs() < 1e-6, "{recipe} {group}: {off}");
         }
     }
+}
+
+/// Milliseconds that a group takes in a micro-batch on paper.
+fn ms(plan: &Plan, group: &str) -> f64 {
+    let mut operations = plan.operations.iter();
+    operations
+        .find(|one| one.group == group)
+        .unwrap()
+        .micro_batch_ms
+}
+
+/// The shares are expected ones of the peak, and a note says so. Replays of attention follow its forward pass.
+#[test]
+fn kernels_for_hopper_count_with_what_is_expected_of_them() {
+    let (sm80, f32) = (" attention.kernels=sm80", " train.dtype=f32");
+    for (width, seq, set, [forward, backward]) in [
+        (64, SEQ, "", [320.0 / 989.0, 260.0 / 989.0]),
+        (64, 4096, "", [440.0 / 989.0, 340.0 / 989.0]),
+        (64, 4096, sm80, [0.3, 0.2]),
+        (64, 4096, f32, [0.3, 0.2]),
+        (128, 4095, "", [400.0 / 989.0, 320.0 / 989.0]),
+        (128, 8192, "", [610.0 / 989.0, 440.0 / 989.0]),
+        (256, 8192, "", [0.3, 0.2]),
+    ] {
+        let planned = |recompute: &str| {
+            let heads = format!("model.head_dim={width} model.heads=2 model.kv_heads=1");
+            let more =
+                format!("{heads} data.seq={seq} batch.micro=1{set} recompute.spec={recompute}");
+            planned("off", &format!("{AT_ONCE} {more}"))
+        };
+        let (plan, replaying) = (planned("none"), planned("core_attn"));
+        let product = (2 * LAYERS * 2 * width * seq * (seq + 1) / 2) as f64 / 1e6;
+        let took = ms(&plan, "attention");
+        let replays = ms(&replaying, "attention") - took;
+        for (took, expected) in [
+            (took, product * (2.0 / forward + 5.0 / backward)),
+            (replays, product / forward),
+        ] {
+            let off = took / expected - 1.0;
+            assert!(off.abs() < 1e-6, "{width} {seq}{set}: {off}");
+        }
+        let is_estimate = plan.notes.iter().any(|note| note.contains("estimates"));
+        assert_eq!(is_estimate, forward != 0.3, "{:?}", plan.notes);
+    }
+}
+
+/// Of four experts each token goes to two. Their products are three a layer, forward and for both gradients.
+#[test]
+fn products_of_experts_count_with_what_is_expected_of_their_kernels() {
+    let experts = format!("model.experts={{count=4,chosen=2,ffn={FFN},normed=true}}");
+    let [measured, expected] = ["sm80", "auto"].map(|kernels| {
+        let plan = planned(
+            "off",
+            &format!("{AT_ONCE} {experts} experts.kernels={kernels}"),
+        );
+        let mut notes = plan.notes.iter();
+        let is_estimate = notes.any(|note| note.contains("products of experts at"));
+        assert_eq!(is_estimate, kernels == "auto", "{:?}", plan.notes);
+        ms(&plan, "products")
+    });
+    let flops = (3 * 2 * LAYERS * 2 * TOKENS * 3 * FFN * HIDDEN) as f64 / 1e6;
+    let off = (measured - expected) / (flops / 0.25 - flops / (550.0 / 989.0)) - 1.0;
+    assert!(off.abs() < 1e-6, "{off}");
 }

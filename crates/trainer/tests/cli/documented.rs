@@ -176,6 +176,21 @@ fn hardware_is_what_plans_assume() {
         let row = format!("| `hardware.{key}` | {}", rate.trim_end_matches(".0"));
         assert!(HARDWARE.contains(&row), "{row}");
     }
+    for (row, heads) in [("33 to 64", 64), ("65 to 128", 128)] {
+        let estimates = [512, 4096, 8192].map(|seq| {
+            let set = format!("--device cuda --set model.head_dim={heads} --seq {seq}");
+            let plan = place.trainer(&format!("plan --config small.toml {set}"));
+            let text = plan.succeeds().stdout;
+            let (_, rates) = text.split_once("attention forward at ").unwrap();
+            let (rates, _) = rates.split_once(" TFLOP/s").unwrap();
+            rates.replace(" and backward at", ",")
+        });
+        let row = format!(
+            "| attention, heads of {row} | {} |\n",
+            estimates.join(" | ")
+        );
+        assert!(HARDWARE.contains(&row), "{row}");
+    }
     for name in plan["fits"].as_object().unwrap().keys() {
         let mib = planner::gpu_memory_bytes(name).unwrap() >> 20;
         let row = format!("| {name} | {mib} |");
