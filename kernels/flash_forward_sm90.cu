@@ -51,25 +51,20 @@ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf
 // What lies in a block's shared memory.
 template <int QK, int V> struct Shared {
     typedef Sizes<QK, V> Size;
-    typedef HeadPanels<Size::QUERIES, QK> Queries;
-    typedef HeadPanels<Size::KEYS, QK> Keys;
-    typedef HeadPanels<Size::KEYS, V> Values;
-    typedef Ring<Size::STAGES, Keys::BYTES> KeyRing;
-    typedef Ring<Size::STAGES, Values::BYTES> ValueRing;
 
-    Queries queries;
-    KeyRing keys;
-    ValueRing values;
+    HeadPanels<Size::QUERIES, QK> queries;
+    RowRing<Size::STAGES, Size::KEYS, QK> keys;
+    RowRing<Size::STAGES, Size::KEYS, V> values;
     // Becomes full when the queries are there.
     uint32_t queries_barrier;
 
     __device__ explicit Shared(uint32_t address) {
         queries.address = address;
-        keys.stages = queries.address + Queries::BYTES;
-        values.stages = keys.stages + KeyRing::BYTES;
-        keys.barriers = values.stages + ValueRing::BYTES;
-        values.barriers = keys.barriers + KeyRing::BARRIER_BYTES;
-        queries_barrier = values.barriers + ValueRing::BARRIER_BYTES;
+        keys.stages = queries.address + queries.BYTES;
+        values.stages = keys.stages + keys.BYTES;
+        keys.barriers = values.stages + values.BYTES;
+        values.barriers = keys.barriers + keys.BARRIER_BYTES;
+        queries_barrier = values.barriers + values.BARRIER_BYTES;
     }
     __device__ void init_barriers() const {
         init_barrier(queries_barrier, GROUP);
@@ -88,11 +83,11 @@ __device__ void copy_tiles(Shared<QK, V> shared, const bf16 *q, const bf16 *k, c
     const HeadRows<const bf16> key_rows = head.of_keys(a, k, a.qk_dim), value_rows = head.of_keys(a, v, a.own_v_dim);
     for (int tile = keys.tiles - 1; tile >= 0; tile--) {
         const int key = keys.first + tile * KEYS, count = rows_left(a, key, KEYS);
-        wait_for_phase(shared.keys.free_barrier(), shared.keys.parity ^ 1);
-        typename Shared<QK, V>::Keys{shared.keys.address()}.fill(key_rows, key, count, shared.keys.full_barrier());
+        shared.keys.wait_until_free();
+        shared.keys.rows().fill(key_rows, key, count, shared.keys.full_barrier());
         shared.keys.advance();
-        wait_for_phase(shared.values.free_barrier(), shared.values.parity ^ 1);
-        typename Shared<QK, V>::Values{shared.values.address()}.fill(value_rows, key, count, shared.values.full_barrier());
+        shared.values.wait_until_free();
+        shared.values.rows().fill(value_rows, key, count, shared.values.full_barrier());
         shared.values.advance();
     }
     // No thread ends with a copy under way.
@@ -150,36 +145,24 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
     Gathered<QK, V> gathered = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
     float scores[KEYS / 8][4], rescale[2];
     Sixteen weights[KEYS / 16];
-    const auto wait_for_keys = [&] {
-        wait_for_phase(shared.keys.full_barrier(), shared.keys.parity);
-        fence_async_proxy();
-    };
     const auto ask_for_scores = [&] {
         wgmma_fence();
-        begin_scores(scores, shared.queries, 64 * group, typename Shared<QK, V>::Keys{shared.keys.address()});
+        begin_scores(scores, shared.queries, 64 * group, shared.keys.rows());
         wgmma_commit();
     };
     const auto ask_for_sums = [&] {
         pin(gathered.sums);
         pin(weights);
         wgmma_fence();
-        begin_weighted(gathered.sums, weights, typename Shared<QK, V>::Values{shared.values.address()});
+        begin_weighted(gathered.sums, weights, shared.values.rows());
         wgmma_commit();
-    };
-    const auto wait_for_values = [&] {
-        wait_for_phase(shared.values.full_barrier(), shared.values.parity);
-        fence_async_proxy();
     };
     const auto free_keys = [&] {
         free_stage(shared.keys.free_barrier());
         shared.keys.advance();
     };
-    const auto free_values = [&] {
-        free_stage(shared.values.free_barrier());
-        shared.values.advance();
-    };
     wait_for_phase(shared.queries_barrier, 0);
-    wait_for_keys();
+    shared.keys.wait_until_full();
     turn.wait(true);
     ask_for_scores();
     turn.pass_on(keys.tiles == 1);
@@ -189,10 +172,10 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
     gathered.weigh(scores, rescale, keys.first + (keys.tiles - 1) * KEYS);
     round_weights(weights, scores);
     for (int tile = keys.tiles - 2; tile >= 0; tile--) {
-        wait_for_keys();
+        shared.keys.wait_until_full();
         turn.wait(false);
         ask_for_scores();
-        wait_for_values();
+        shared.values.wait_until_full();
         ask_for_sums();
         turn.pass_on(tile == 0);
         wgmma_wait<1>();
@@ -202,13 +185,14 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
         wgmma_wait<0>();
         pin(gathered.sums);
         pin(weights);
-        free_values();
+        free_stage(shared.values.free_barrier());
+        shared.values.advance();
         if (is_rescaled) {
             rescale_rows(gathered.sums, rescale);
         }
         round_weights(weights, scores);
     }
-    wait_for_values();
+    shared.values.wait_until_full();
     ask_for_sums();
     wgmma_wait<0>();
     pin(gathered.sums);

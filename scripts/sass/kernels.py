@@ -15,13 +15,14 @@ class Launch:
 
 
 def flash(width, rows):
-    """Threads of `flash.rs`, and tiles of so many rows of bf16, each with a chunk of padding."""
+    """Threads of `flash/sm80.rs`, and tiles of so many rows of bf16, each with a chunk of padding."""
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
-def flash_sm90(groups, kept, tiles):
-    """Threads of `flash/sm90.rs` and its shared memory: bytes that a block keeps, and those of two stages, with all barriers."""
-    return Launch(128 * (1 + groups), kept + 2 * tiles + 2 * 2 * 2 * 8 + 8)
+def flash_sm90(kept, staged, stages, groups=2, known=0):
+    """Threads of `flash/sm90.rs` and its shared memory: rows that a block keeps and stages of tiles, in bytes, barriers, and what is known of
+    a stage's queries."""
+    return Launch(128 * (1 + groups), kept + stages * (staged + 2 * 2 * 8 + known) + 16)
 
 
 # Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat
@@ -46,8 +47,14 @@ HOT = {
         "flash_row_sums_bf16": Launch(4 * 32),
     },
     "flash_forward_sm90": {
-        "flash_forward_sm90_64_bf16": flash_sm90(3, 192 * 128, 112 * 2 * 128),
-        "flash_forward_sm90_128_bf16": flash_sm90(2, 128 * 256, 128 * 2 * 256),
+        "flash_forward_sm90_64_bf16": flash_sm90(192 * 128, 2 * 112 * 128, 2, groups=3),
+        "flash_forward_sm90_128_bf16": flash_sm90(128 * 256, 2 * 128 * 256, 2),
+    },
+    "flash_backward_sm90": {
+        "flash_backward_queries_sm90_64_bf16": flash_sm90(2 * 128 * 128, 2 * 128 * 128, 3),
+        "flash_backward_queries_sm90_128_bf16": flash_sm90(2 * 128 * 256, 2 * 128 * 256, 2),
+        "flash_backward_keys_sm90_64_bf16": flash_sm90(2 * 128 * 128, 2 * 96 * 128, 3, known=96 * 12 + 16),
+        "flash_backward_keys_sm90_128_bf16": flash_sm90(2 * 128 * 256, 2 * 64 * 256, 3, known=64 * 12 + 16),
     },
     "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
     "rms_norm": {"rms_norm_bf16": HELD_ROWS, "rms_norm_largest_bf16": HELD_ROWS, "rms_norm_codes_bf16": HELD_ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},

@@ -21,7 +21,7 @@ class Case:
 
 CUDA = "crates/kernels/src/cuda"
 # A kernel's source and its launches have the same name, but for these.
-LAUNCHES = {"flash_attention": "flash", "grouped_matmul": "experts", "grouped_matmul_sm90": "experts"}
+LAUNCHES = {"flash_attention": "flash/sm80", "flash_forward_sm90": "flash/sm90", "flash_backward_sm90": "flash/sm90", "grouped_matmul": "experts", "grouped_matmul_sm90": "experts"}
 
 
 def kernels(*names):
@@ -48,6 +48,7 @@ HOMES = (*STREAMS, *crate("optim", "streamed", "chunks"), *crate("session", "upd
 # A step's passes and its update.
 PASSES = (*crate("model", "forward_backward", "pass", "linear"), *crate("session", "passes", "update"))
 NORM_BACKWARD = (f"{CUDA}/norm_backward.rs", "kernels/norm_backward.cuh")
-ATTENTION = kernels("flash_attention", "attention")
+ATTENTION = (*kernels("flash_attention", "flash_forward_sm90", "flash_backward_sm90", "attention"), f"{CUDA}/flash/mod.rs",
+             "kernels/flash_attention.cuh", "kernels/flash_sm90.cuh")
 # The kernels of a step of Llama in any type.
 STEP = (*ATTENTION, *kernels("rms_norm", "swiglu", "rotary", "qkv", "cross_entropy", "embedding", "adamw", "norm", "elementwise", "columns"), *NORM_BACKWARD)

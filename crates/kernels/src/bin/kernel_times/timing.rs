@@ -3,8 +3,8 @@
 use crate::models::ModelShapes;
 use crate::operands::{CaseTensors, CudaKernels};
 use crate::table::Build;
-use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, KernelKind, Listing, pci_bus_id};
-use kernels::{AbsMax, Copy, Cost, Fill, KernelError, Queue};
+use kernels::cuda::{Call, Cuda, CudaDevice, CudaDriver, Driver, KernelKind, Listing, pci_bus_id};
+use kernels::{AbsMax, Copy, Cost, Fill, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::{Device, Nvml};
@@ -34,11 +34,16 @@ impl ListedCase {
     }
 }
 
+/// Computes all that has kinds by kernels of one.
+fn by<D: Driver>(kind: KernelKind, kernels: Kernels<Cuda<D>>) -> Kernels<Cuda<D>> {
+    kernels.with_attention_by(kind).with_experts_by(kind)
+}
+
 /// An operation by kernels of a kind; none where the model has no such operation.
 pub fn list(build: Build, model: &ModelShapes, kind: KernelKind) -> Result<Option<ListedCase>> {
     let memory = Listing::memory();
     let listing = Listing::of_rank(0, &memory);
-    let kernels = Cuda::new(listing.clone(), &memory, DType::BF16)?.with_experts_by(kind);
+    let kernels = by(kind, Cuda::new(listing.clone(), &memory, DType::BF16)?);
     let before = memory.live_bytes();
     let operands = CaseTensors::new(&memory, None);
     let Some(operation) = build(model, &operands) else {
@@ -77,7 +82,7 @@ impl Bench {
         let memory = Memory::device(device.clone());
         let gpu =
             || -> Result<_> { Ok(Cuda::new(CudaDriver::new(&device)?, &memory, DType::BF16)?) };
-        let [gpu, gpu_of_hopper] = [gpu()?, gpu()?.with_experts_by(KernelKind::Sm90)].map(Rc::new);
+        let [gpu, gpu_of_hopper] = [gpu()?, by(KernelKind::Sm90, gpu()?)].map(Rc::new);
         let twice = 2 * device.facts().l2_bytes as usize / DType::F32.size_in_bytes();
         let [written, read, largest, mut to, from] =
             [twice, twice, 1, copied, copied].map(|elements| lease(&memory, elements));

@@ -7,9 +7,6 @@ use crate::cuda::{Kernel, kernel};
 /// Threads of a group. One copies for all, the others multiply.
 const GROUP: usize = 128;
 
-/// Bytes of the barriers of two stages.
-const BARRIERS: usize = 2 * 2 * 8;
-
 /// Narrower heads are left to the kernels for all GPUs: products of groups would mostly multiply zeros.
 const NARROWEST: usize = 33;
 
@@ -19,6 +16,8 @@ struct Blocks {
     rows: usize,
     /// Rows of a tile that it goes over.
     tile: usize,
+    /// Tiles in shared memory: of keys or queries, and of values or `dout`.
+    stages: [usize; 2],
     /// Groups that multiply.
     groups: usize,
 }
@@ -31,34 +30,39 @@ struct Kernels {
     key_gradients: Blocks,
 }
 
-const fn blocks(rows: usize, tile: usize, groups: usize) -> Blocks {
-    Blocks { rows, tile, groups }
+const fn blocks(rows: usize, tile: usize, stages: [usize; 2], groups: usize) -> Blocks {
+    Blocks {
+        rows,
+        tile,
+        stages,
+        groups,
+    }
 }
 
 const KERNELS: [Kernels; 4] = [
     Kernels {
         widths: [64, 64],
-        forward: blocks(192, 112, 3),
-        query_gradients: blocks(128, 128, 2),
-        key_gradients: blocks(128, 64, 2),
+        forward: blocks(192, 112, [2, 2], 3),
+        query_gradients: blocks(128, 128, [3, 3], 2),
+        key_gradients: blocks(128, 96, [3, 3], 2),
     },
     Kernels {
         widths: [128, 128],
-        forward: blocks(128, 128, 2),
-        query_gradients: blocks(128, 128, 2),
-        key_gradients: blocks(128, 64, 2),
+        forward: blocks(128, 128, [2, 2], 2),
+        query_gradients: blocks(128, 128, [2, 2], 2),
+        key_gradients: blocks(128, 64, [3, 3], 2),
     },
     Kernels {
         widths: [192, 128],
-        forward: blocks(128, 112, 2),
-        query_gradients: blocks(128, 64, 2),
-        key_gradients: blocks(64, 64, 2),
+        forward: blocks(128, 112, [2, 2], 2),
+        query_gradients: blocks(128, 64, [3, 3], 2),
+        key_gradients: blocks(64, 64, [3, 3], 2),
     },
     Kernels {
         widths: [256, 256],
-        forward: blocks(128, 80, 2),
-        query_gradients: blocks(128, 64, 2),
-        key_gradients: blocks(64, 64, 2),
+        forward: blocks(128, 80, [2, 2], 2),
+        query_gradients: blocks(128, 64, [2, 1], 2),
+        key_gradients: blocks(64, 64, [2, 2], 2),
     },
 ];
 
@@ -78,40 +82,47 @@ macro_rules! kernel_of_width {
 }
 
 impl Blocks {
-    fn pass(&self, kernel: Kernel, shared_bytes: usize) -> Pass {
+    /// The pass of a kernel. In shared memory a block keeps rows of `kept` bytes, and stages of rows of `staged` bytes, with barriers.
+    fn pass(&self, kernel: Kernel, kept: usize, staged: [usize; 2]) -> Pass {
+        /// Two of a stage, of 8 bytes each; and that of the rows that are kept, as a chunk.
+        const BARRIERS: usize = 2 * 8;
+        let stages = self.stages.iter().zip(staged);
+        let stages = stages.map(|(count, bytes)| count * (self.tile * bytes + BARRIERS));
         Pass {
             kernel,
             rows: self.rows,
             threads: GROUP * (1 + self.groups),
-            shared_bytes,
+            shared_bytes: self.rows * kept + stages.sum::<usize>() + 16,
         }
     }
 }
 
 impl Kernels {
     fn passes(&self) -> Passes {
-        let [qk, v] = self.widths;
-        // Bytes of a row of queries or keys, and of one of values or their gradients.
-        let (own, of_values) = (2 * qk, 2 * v);
-        let Kernels {
-            forward,
-            query_gradients,
-            key_gradients,
-            ..
-        } = self;
+        // Bytes of a row of queries or keys, and of one of values or `dout`.
+        let [width, _] = self.widths;
+        let [own, of_values] = self.widths.map(|width| 2 * width);
+        let both = own + of_values;
+        let mut key_gradients = self.key_gradients.pass(
+            kernel_of_width!("flash_backward_sm90", "flash_backward_keys_sm90", width),
+            both,
+            [own, of_values],
+        );
+        // What is known of a stage's queries: three numbers of each, and two of all, in chunks.
+        let known = (12 * self.key_gradients.tile + 8).next_multiple_of(16);
+        key_gradients.shared_bytes += self.key_gradients.stages[0] * known;
         Passes {
-            forward: forward.pass(
-                kernel_of_width!("flash_forward_sm90", "flash_forward_sm90", qk),
-                forward.rows * own + 2 * forward.tile * (own + of_values) + 2 * BARRIERS + 8,
+            forward: self.forward.pass(
+                kernel_of_width!("flash_forward_sm90", "flash_forward_sm90", width),
+                own,
+                [own, of_values],
             ),
-            query_gradients: query_gradients.pass(
-                kernel_of_width!("flash_backward_sm90", "flash_backward_queries_sm90", qk),
-                232_448,
+            query_gradients: self.query_gradients.pass(
+                kernel_of_width!("flash_backward_sm90", "flash_backward_queries_sm90", width),
+                both,
+                [own, of_values],
             ),
-            key_gradients: key_gradients.pass(
-                kernel_of_width!("flash_backward_sm90", "flash_backward_keys_sm90", qk),
-                232_448,
-            ),
+            key_gradients,
         }
     }
 }
