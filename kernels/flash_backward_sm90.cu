@@ -402,12 +402,11 @@ template <int QUERIES> struct QueryTiles {
     template <typename Queries> __device__ bool find_next(const Queries &queries) {
         queries.wait_until_full();
         known = stages + queries.stage;
-        // The same for all lanes, as the compiler has to know.
-        head = __shfl_sync(WHOLE_WARP, known->head, 0);
+        head = same_in_warp(known->head);
         if (head < 0) {
             return false;
         }
-        query = __shfl_sync(WHOLE_WARP, known->query, 0);
+        query = same_in_warp(known->query);
         return true;
     }
     __device__ Element element(int n, int i) const {
