@@ -379,11 +379,11 @@ __device__ void flash_backward_queries(bf16 *dq, float *row_sums, const bf16 *do
 
 // What is known of the queries of a stage.
 template <int QUERIES> struct alignas(16) KnownQueries {
-    // After the last ones there is no head.
-    int head;
-    // By `Exponent::of_row`.
+    // By `Exponent::of_row`. Pairs are loaded as one: they begin at multiples of 8 bytes.
     float lse[QUERIES];
     float row_sums[QUERIES];
+    // After the last ones there is no head.
+    int head;
     int first_keys[QUERIES];
     // The first of them.
     int query;
