@@ -311,7 +311,7 @@ template <int KEYS> struct KeyTiles {
         }
     }
     __device__ void find_probabilities(float (&scores)[KEYS / 8][4], const KeptElements<KEYS / 8> &kept) const {
-        ::find_probabilities<bf16>(scores, a, kept, a.hides<16, KEYS>(query, key), [&](int n, int i) { return element(n, i); });
+        ::find_probabilities<bf16>(scores, a, a.hides<16, KEYS>(query, key), [&] { return kept; }, [&](int n, int i) { return element(n, i); });
     }
     __device__ void differentiate(float (&gradients)[KEYS / 8][4], const float (&probabilities)[KEYS / 8][4]) const {
         ::differentiate(gradients, a, [&](int n, int i) { return probabilities[n][i]; }, [&](int, int i) { return rows.row_sums[i / 2]; });
@@ -420,7 +420,8 @@ template <int QUERIES> struct QueryTiles {
         }
     }
     __device__ void find_probabilities(float (&scores)[QUERIES / 8][4], const KeptElements<QUERIES / 8> &kept) const {
-        ::find_probabilities<bf16>(scores, a, kept, a.hides<QUERIES, 16>(query, key), [&](int n, int i) { return element(n, i); });
+        const bool hides = a.hides<QUERIES, 16>(query, key);
+        ::find_probabilities<bf16>(scores, a, hides, [&] { return kept; }, [&](int n, int i) { return element(n, i); });
     }
     __device__ void differentiate(float (&gradients)[QUERIES / 8][4], const float (&probabilities)[QUERIES / 8][4]) const {
         ::differentiate(gradients, a, [&](int n, int i) { return probabilities[n][i]; },
