@@ -289,26 +289,28 @@ __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, co
     }
 }
 
-// `kept` matters where elements are dropped. `hides`: whether there are elements that their queries do not see.
-template <typename T, int N, typename At>
-__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const KeptElements<N> &kept, bool hides, At at) {
+// `hides`: whether there are elements that their queries do not see. `kept` gives which are kept, where some are dropped.
+template <typename T, int N, typename Kept, typename At>
+__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, bool hides, Kept kept, At at) {
     if (a.threshold != 0) {
-        find_probabilities<T, true, true>(scores, a, kept, at);
+        find_probabilities<T, true, true>(scores, a, kept(), at);
     } else if (hides) {
-        find_probabilities<T, true, false>(scores, a, kept, at);
+        find_probabilities<T, true, false>(scores, a, KeptElements<N>(), at);
     } else {
-        find_probabilities<T, false, false>(scores, a, kept, at);
+        find_probabilities<T, false, false>(scores, a, KeptElements<N>(), at);
     }
 }
 
-// The same, and which elements are kept.
+// The same, of a head's elements.
 template <typename T, int N, typename At>
 __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const Head &head, bool hides, At at) {
-    KeptElements<N> kept;
-    if (a.threshold != 0) {
-        kept.find(a, head.statistics(a) * a.seq, at);
-    }
-    find_probabilities<T>(scores, a, kept, hides, at);
+    const uint64_t first = head.statistics(a) * a.seq;
+    const auto kept = [&] {
+        KeptElements<N> elements;
+        elements.find(a, first, at);
+        return elements;
+    };
+    find_probabilities<T>(scores, a, hides, kept, at);
 }
 
 // What forward made of probabilities as `find_probabilities` leaves them.

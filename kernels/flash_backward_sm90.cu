@@ -311,7 +311,7 @@ template <int KEYS> struct KeyTiles {
         }
     }
     __device__ void find_probabilities(float (&scores)[KEYS / 8][4], const KeptElements<KEYS / 8> &kept) const {
-        ::find_probabilities<bf16>(scores, a, kept, a.hides<16, KEYS>(query, key), [&](int n, int i) { return element(n, i); });
+        ::find_probabilities<bf16>(scores, a, a.hides<16, KEYS>(query, key), [&] { return kept; }, [&](int n, int i) { return element(n, i); });
     }
     __device__ void differentiate(float (&gradients)[KEYS / 8][4], const float (&probabilities)[KEYS / 8][4]) const {
         ::differentiate(gradients, a, [&](int n, int i) { return probabilities[n][i]; }, [&](int, int i) { return rows.row_sums[i / 2]; });
@@ -379,11 +379,11 @@ __device__ void flash_backward_queries(bf16 *dq, float *row_sums, const bf16 *do
 
 // What is known of the queries of a stage.
 template <int QUERIES> struct alignas(16) KnownQueries {
-    // After the last ones there is no head.
-    int head;
-    // By `Exponent::of_row`.
+    // By `Exponent::of_row`. Pairs are loaded as one: they begin at multiples of 8 bytes.
     float lse[QUERIES];
     float row_sums[QUERIES];
+    // After the last ones there is no head.
+    int head;
     int first_keys[QUERIES];
     // The first of them.
     int query;
@@ -402,12 +402,11 @@ template <int QUERIES> struct QueryTiles {
     template <typename Queries> __device__ bool find_next(const Queries &queries) {
         queries.wait_until_full();
         known = stages + queries.stage;
-        // The same for all lanes, as the compiler has to know.
-        head = __shfl_sync(WHOLE_WARP, known->head, 0);
+        head = same_in_warp(known->head);
         if (head < 0) {
             return false;
         }
-        query = __shfl_sync(WHOLE_WARP, known->query, 0);
+        query = same_in_warp(known->query);
         return true;
     }
     __device__ Element element(int n, int i) const {
@@ -421,7 +420,8 @@ template <int QUERIES> struct QueryTiles {
         }
     }
     __device__ void find_probabilities(float (&scores)[QUERIES / 8][4], const KeptElements<QUERIES / 8> &kept) const {
-        ::find_probabilities<bf16>(scores, a, kept, a.hides<QUERIES, 16>(query, key), [&](int n, int i) { return element(n, i); });
+        const bool hides = a.hides<QUERIES, 16>(query, key);
+        ::find_probabilities<bf16>(scores, a, hides, [&] { return kept; }, [&](int n, int i) { return element(n, i); });
     }
     __device__ void differentiate(float (&gradients)[QUERIES / 8][4], const float (&probabilities)[QUERIES / 8][4]) const {
         ::differentiate(gradients, a, [&](int n, int i) { return probabilities[n][i]; },
