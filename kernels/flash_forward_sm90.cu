@@ -34,7 +34,8 @@ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf
     for (int key = first_key; key <= query; key++) {
         const float weight = expf(plain.score(query, key) - top);
         sum += weight;
-        for (size_t i = 0; i < a.own_v_dim && plain.is_kept(query, key); i++) {
+        const size_t kept_columns = plain.is_kept(query, key) ? a.own_v_dim : 0;
+        for (size_t i = 0; i < kept_columns; i++) {
             sums[i] += weight * widen(plain.value(key)[i]);
         }
     }

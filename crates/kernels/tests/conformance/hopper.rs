@@ -22,8 +22,6 @@ const OF_EXPERTS: [Cases; 2] = [
     grouped_products::several_tiles_a_block,
 ];
 
-const OF_ATTENTION: [Cases; 2] = [flash_attention::cases, flash_attention::widths_of_hopper];
-
 /// Judges cases on these texts, whose conversion to FP8 is as expected or not.
 fn conform(texts: &Arc<PtxTexts>, converts: bool, cases: impl IntoIterator<Item = Cases>) {
     let all: Vec<Cases> = cases.into_iter().collect();
@@ -60,7 +58,7 @@ fn products_of_experts() {
 fn attention() {
     let devices = [interpreting_hopper(DType::BF16)];
     devices[0].memory.set_poison(true);
-    for case in OF_ATTENTION.iter().flat_map(|cases| cases(DType::BF16)) {
+    for case in flash_attention::of_hopper(DType::BF16) {
         judge(case.as_ref(), &devices);
     }
 }

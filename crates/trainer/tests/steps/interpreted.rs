@@ -11,8 +11,8 @@ use model::{Attention, ModelConfig, Policy};
 use planner::Plan;
 use ptx::{Interpreter, PtxTexts};
 use session::Session;
-use settings::Settings;
 use settings::load::{Source, load};
+use settings::{KernelFamily, PerFamily, Settings};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
@@ -90,15 +90,17 @@ fn run(mut session: Session, settings: &Settings, plan: &Plan) -> Run {
     }
 }
 
-/// By kernels of a kind: those for Hopper on what it runs of all sources.
-fn interpreted(settings: &Settings, kind: KernelKind) -> Run {
-    let interpreter = Interpreter::new(match kind {
-        KernelKind::Sm80 => &TEXTS,
-        KernelKind::Sm90 => &TEXTS_ON_HOPPER,
+/// By kernels of these kinds: those for Hopper on what it runs of all sources.
+fn interpreted(settings: &Settings, kinds: PerFamily<KernelKind>) -> Run {
+    let interpreter = Interpreter::new(match kinds == PerFamily::SM80 {
+        true => &TEXTS,
+        false => &TEXTS_ON_HOPPER,
     });
     let memory = Memory::device(Rc::new(interpreter.clone()));
     let kernels = Cuda::new(interpreter, &memory, settings.narrowest_dtype()).unwrap();
-    let kernels = kernels.with_experts_by(kind);
+    let kernels = kernels
+        .with_attention_by(kinds.attention)
+        .with_experts_by(kinds.experts);
     let session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
     run(
         session,
@@ -144,41 +146,51 @@ fn assert_near(name: &str, found: &[f32], expected: &[f32], share: f32) {
 }
 
 /// A model, the kernels that compute it, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
-type Row = (&'static str, Settings, KernelKind, f32, f32);
+type Row = (&'static str, Settings, PerFamily<KernelKind>, f32, f32);
+
+/// Kernels for Hopper.
+const SM90: PerFamily<KernelKind> = PerFamily {
+    attention: KernelKind::Sm90,
+    experts: KernelKind::Sm90,
+};
 
 fn models() -> Vec<Row> {
     let dense = |form, seq| settings(odd_model(LAYERS), form, seq, Attention::Flash);
+    let wide_heads = ModelConfig {
+        head_dim: 64,
+        ..preset("tiny-moe")
+    };
     vec![
-        ("dense, f32", dense(0, 71), KernelKind::Sm80, 1e-6, 2e-5),
-        ("dense, bf16", dense(7, 150), KernelKind::Sm80, 1e-3, 4e-2),
+        ("dense, f32", dense(0, 71), PerFamily::SM80, 1e-6, 2e-5),
+        ("dense, bf16", dense(7, 150), PerFamily::SM80, 1e-3, 4e-2),
         (
             "preferences, f32",
             Settings {
                 preferences: Some(0.1),
                 ..dense(0, 71)
             },
-            KernelKind::Sm80,
+            PerFamily::SM80,
             1e-6,
             2e-5,
         ),
         (
             "tiny-moe, bf16",
             settings(preset("tiny-moe"), 9, 40, Attention::Eager),
-            KernelKind::Sm80,
+            PerFamily::SM80,
             1e-3,
             4e-2,
         ),
         (
             "tiny-moe on Hopper, bf16",
-            settings(preset("tiny-moe"), 9, 40, Attention::Eager),
-            KernelKind::Sm90,
+            settings(wide_heads, 9, 40, Attention::Flash),
+            SM90,
             1e-3,
             4e-2,
         ),
         (
             "tiny-mla, f32",
             settings(preset("tiny-mla"), 0, 40, Attention::Flash),
-            KernelKind::Sm80,
+            PerFamily::SM80,
             1e-6,
             2e-5,
         ),
@@ -187,7 +199,7 @@ fn models() -> Vec<Row> {
 
 #[test]
 fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
-    side_by_side(models(), |(name, kept, kind, by_loss, by_gradient)| {
+    side_by_side(models(), |(name, kept, kinds, by_loss, by_gradient)| {
         let labels = kept.model.labels();
         let full = Policy::with_layers(labels, "full", &BTreeMap::new(), LAYERS).unwrap();
         let replayed = Settings {
@@ -196,8 +208,8 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
         };
         let (cpu, none, full) = (
             on_cpu(&kept),
-            interpreted(&kept, kind),
-            interpreted(&replayed, kind),
+            interpreted(&kept, kinds),
+            interpreted(&replayed, kinds),
         );
         println!(
             "{name}: losses {:?}, {:?} on the processor; norms {:?}, {:?}; gradients {}",
@@ -213,9 +225,13 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
         assert!(worst <= by_gradient, "{name}: {worst}");
         // Another device's sums have other bits.
         assert!(none.gradients != cpu.gradients, "{name}");
-        if kind == KernelKind::Sm90 {
-            let sm80 = interpreted(&kept, KernelKind::Sm80);
-            assert!(none.gradients != sm80.gradients, "{name}");
+        for family in KernelFamily::ALL {
+            let mut others = kinds;
+            others[family] = KernelKind::Sm80;
+            if others != kinds {
+                let others = interpreted(&kept, others);
+                assert!(none.gradients != others.gradients, "{name}");
+            }
         }
         assert!(none.replays == 0 && full.replays > 0, "{name}");
         assert!(full.peak_bytes < none.peak_bytes, "{name}");
