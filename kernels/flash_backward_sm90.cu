@@ -125,33 +125,33 @@ void flash_backward_keys(bf16 *dk, bf16 *dv, const Parts &parts, const bf16 *dou
 
 #else
 
-// What lies in a block's shared memory. Of the rows that stay, and of those that go by, scores are products of the first, as wide as
-// queries, and gradients of probabilities of the second, as wide as values.
-template <int STAYING, int PASSING, int FIRST_STAGES, int SECOND_STAGES, int QK, int V> struct Shared {
-    HeadPanels<STAYING, QK> first;
-    HeadPanels<STAYING, V> second;
-    RowRing<FIRST_STAGES, PASSING, QK> passing_first;
-    RowRing<SECOND_STAGES, PASSING, V> passing_second;
+// What lies in a block's shared memory: of rows that stay and of rows that go by, queries or keys (`qk`), whose products are scores, and
+// values or dout (`v`), whose products are gradients of probabilities.
+template <int STAYING, int PASSING, int QK_STAGES, int V_STAGES, int QK, int V> struct Shared {
+    HeadPanels<STAYING, QK> staying_qk;
+    HeadPanels<STAYING, V> staying_v;
+    RowRing<QK_STAGES, PASSING, QK> passing_qk;
+    RowRing<V_STAGES, PASSING, V> passing_v;
     // Becomes full when the rows that stay are there.
     uint32_t barrier;
     // Of all this.
-    static constexpr int BYTES = STAYING * (QK + V) * int(sizeof(bf16)) + decltype(passing_first)::BYTES + decltype(passing_second)::BYTES +
-                                 decltype(passing_first)::BARRIER_BYTES + decltype(passing_second)::BARRIER_BYTES + 16;
+    static constexpr int BYTES = STAYING * (QK + V) * int(sizeof(bf16)) + decltype(passing_qk)::BYTES + decltype(passing_v)::BYTES +
+                                 decltype(passing_qk)::BARRIER_BYTES + decltype(passing_v)::BARRIER_BYTES + 16;
 
     __device__ explicit Shared(uint32_t address) {
-        first.address = address;
-        second.address = first.address + first.BYTES;
-        passing_first.stages = second.address + second.BYTES;
-        passing_second.stages = passing_first.stages + passing_first.BYTES;
-        passing_first.barriers = passing_second.stages + passing_second.BYTES;
-        passing_second.barriers = passing_first.barriers + passing_first.BARRIER_BYTES;
-        barrier = passing_second.barriers + passing_second.BARRIER_BYTES;
+        staying_qk.address = address;
+        staying_v.address = staying_qk.address + staying_qk.BYTES;
+        passing_qk.stages = staying_v.address + staying_v.BYTES;
+        passing_v.stages = passing_qk.stages + passing_qk.BYTES;
+        passing_qk.barriers = passing_v.stages + passing_v.BYTES;
+        passing_v.barriers = passing_qk.barriers + passing_qk.BARRIER_BYTES;
+        barrier = passing_v.barriers + passing_v.BARRIER_BYTES;
     }
-    // Threads arrive so many times when a stage of the first is full.
-    __device__ void init_barriers(int first_arrivals) const {
+    // `qk_arrivals`: how often each copying thread arrives when a stage of `passing_qk` is full.
+    __device__ void init_barriers(int qk_arrivals) const {
         init_barrier(barrier, 2 * GROUP);
-        passing_first.init_barriers(first_arrivals * GROUP, 2 * GROUP / WARP);
-        passing_second.init_barriers(GROUP, 2 * GROUP / WARP);
+        passing_qk.init_barriers(qk_arrivals * GROUP, 2 * GROUP / WARP);
+        passing_v.init_barriers(GROUP, 2 * GROUP / WARP);
     }
 };
 
@@ -159,27 +159,6 @@ template <int QK, int V>
 using SharedOfQueries = Shared<Sizes<QK, V>::QUERIES, Sizes<QK, V>::PASSING_KEYS, Sizes<QK, V>::KEY_STAGES, Sizes<QK, V>::VALUE_STAGES, QK, V>;
 template <int QK, int V>
 using SharedOfKeys = Shared<Sizes<QK, V>::KEYS, Sizes<QK, V>::PASSING_QUERIES, Sizes<QK, V>::QUERY_STAGES, Sizes<QK, V>::QUERY_STAGES, QK, V>;
-
-// Asks for products [64, 8 N] = a [64 rows from `row`, D] b^T.
-template <int N, int A_ROWS, int D>
-__device__ void ask_for_scores(float (&products)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
-    pin(products);
-    // Else the compiler keeps the descriptors of all steps from tile to tile, and registers do not suffice.
-    asm volatile("" : "+r"(a.address), "+r"(b.address));
-    wgmma_fence();
-    begin_scores(products, a, row, b);
-    wgmma_commit();
-}
-
-// Asks for sums [64, D] += weights b.
-template <int C, int N>
-__device__ void ask_for_weighted(float (&sums)[C][4], Sixteen (&weights)[N], HeadPanels<16 * N, 8 * C> b) {
-    pin(sums);
-    pin(weights);
-    wgmma_fence();
-    begin_weighted(sums, weights, b);
-    wgmma_commit();
-}
 
 // Says that this warp no longer reads a stage, of which its lanes themselves have read, too.
 __device__ inline void free_read_stage(uint32_t free_barrier) {
@@ -193,17 +172,17 @@ __device__ void sum_gradients(float (&sums)[C][4], Shared shared, int row, Tiles
     float scores[Tiles::COLUMNS / 8][4], gradients[Tiles::COLUMNS / 8][4];
     Sixteen weights[Tiles::COLUMNS / 16];
     KeptElements<Tiles::COLUMNS / 8> kept;
-    auto &first = shared.passing_first;
-    auto &second = shared.passing_second;
+    auto &first = shared.passing_qk;
+    auto &second = shared.passing_v;
     tiles.find_next(first);
-    ask_for_scores(scores, shared.first, row, first.rows());
+    ask_for_scores(scores, shared.staying_qk, row, first.rows());
     for (;;) {
         const auto read = first;
         first.advance();
         // Before the gradients take registers.
         tiles.find_kept(kept);
         second.wait_until_full();
-        ask_for_scores(gradients, shared.second, row, second.rows());
+        ask_for_scores(gradients, shared.staying_v, row, second.rows());
         wgmma_wait<1>();
         pin(scores);
         tiles.find_probabilities(scores, kept);
@@ -218,7 +197,7 @@ __device__ void sum_gradients(float (&sums)[C][4], Shared shared, int row, Tiles
             break;
         }
         // The next scores come while these sums do.
-        ask_for_scores(scores, shared.first, row, first.rows());
+        ask_for_scores(scores, shared.staying_qk, row, first.rows());
         wgmma_wait<1>();
         pin(sums);
         pin(weights);
@@ -244,7 +223,7 @@ struct RowsOfQueries {
             const int own = query + lane_row(2 * half);
             const bool exists = own < int(a.seq);
             const bf16 *const own_dout = douts.first + size_t(own) * douts.stride, *const own_out = outs.first + size_t(own) * outs.stride;
-            // All are on their way before the first is multiplied.
+            // All loads are issued before the first use.
             Held<bf16> left[V / 32], right[V / 32];
             knowing(douts.in_chunks() && outs.in_chunks(), [&](auto wide) {
 #pragma unroll
@@ -324,17 +303,17 @@ __device__ void copy_keys(SharedOfQueries<QK, V> shared, const bf16 *dout, const
                           const Head &head, int query, Keys keys) {
     constexpr int QUERIES = Sizes<QK, V>::QUERIES, KEYS = Sizes<QK, V>::PASSING_KEYS;
     const int queries = rows_left(a, query, QUERIES);
-    shared.first.fill(head.of_queries(a, q, a.qk_dim), query, queries, shared.barrier);
-    shared.second.fill(head.of_queries(a, dout, a.own_v_dim), query, queries, shared.barrier);
+    shared.staying_qk.fill(head.of_queries(a, q, a.qk_dim), query, queries, shared.barrier);
+    shared.staying_v.fill(head.of_queries(a, dout, a.own_v_dim), query, queries, shared.barrier);
     const HeadRows<const bf16> key_rows = head.of_keys(a, k, a.qk_dim), value_rows = head.of_keys(a, v, a.own_v_dim);
     for (int tile = 0; tile < keys.tiles; tile++) {
         const int key = keys.first + tile * KEYS, count = rows_left(a, key, KEYS);
-        shared.passing_first.wait_until_free();
-        shared.passing_first.rows().fill(key_rows, key, count, shared.passing_first.full_barrier());
-        shared.passing_first.advance();
-        shared.passing_second.wait_until_free();
-        shared.passing_second.rows().fill(value_rows, key, count, shared.passing_second.full_barrier());
-        shared.passing_second.advance();
+        shared.passing_qk.wait_until_free();
+        shared.passing_qk.rows().fill(key_rows, key, count, shared.passing_qk.full_barrier());
+        shared.passing_qk.advance();
+        shared.passing_v.wait_until_free();
+        shared.passing_v.rows().fill(value_rows, key, count, shared.passing_v.full_barrier());
+        shared.passing_v.advance();
     }
     // No thread ends with a copy under way.
     wait_for_copies();
@@ -382,7 +361,7 @@ template <int QUERIES> struct alignas(16) KnownQueries {
     // By `Exponent::of_row`. Pairs are loaded as one: they begin at multiples of 8 bytes.
     float lse[QUERIES];
     float row_sums[QUERIES];
-    // After the last ones there is no head.
+    // A head of -1 ends the walk.
     int head;
     int first_keys[QUERIES];
     // The first of them.
@@ -453,13 +432,13 @@ __device__ void copy_queries(SharedOfKeys<QK, V> shared, KnownQueries<Sizes<QK, 
                              const PartOfGroup &part) {
     constexpr int KEYS = Sizes<QK, V>::KEYS, QUERIES = Sizes<QK, V>::PASSING_QUERIES;
     const int first = int(blockIdx.z) * KEYS, keys = rows_left(a, first, KEYS), end = first + keys, own = threadIdx.x;
-    shared.first.fill(part.group.of_keys(a, k, a.qk_dim), first, keys, shared.barrier);
-    shared.second.fill(part.group.of_keys(a, v, a.own_v_dim), first, keys, shared.barrier);
+    shared.staying_qk.fill(part.group.of_keys(a, k, a.qk_dim), first, keys, shared.barrier);
+    shared.staying_v.fill(part.group.of_keys(a, v, a.own_v_dim), first, keys, shared.barrier);
     // Beyond these queries, all windows begin after the keys.
     const int reach = end - 1 + a.window, last = reach < int(a.seq) ? reach : int(a.seq);
     Walk walk = {part.first, first};
-    auto &queries = shared.passing_first;
-    auto &douts = shared.passing_second;
+    auto &queries = shared.passing_qk;
+    auto &douts = shared.passing_v;
     for (; walk.find<QUERIES>(a, part.group, part.end, first, last, end); walk.query += QUERIES) {
         Head head = part.group.member(a, walk.member);
         // Else the compiler keeps what follows from it in registers that are needed.
@@ -504,16 +483,16 @@ __device__ void sum_both(float (&of_keys)[QK_EIGHTS][4], float (&of_values)[V_EI
     float scores[QUERIES / 8][4], gradients[QUERIES / 8][4];
     Sixteen weights[QUERIES / 16], score_weights[QUERIES / 16];
     KeptElements<QUERIES / 8> kept;
-    auto &queries = shared.passing_first;
-    auto &douts = shared.passing_second;
+    auto &queries = shared.passing_qk;
+    auto &douts = shared.passing_v;
     tiles.find_next(queries);
-    ask_for_scores(scores, shared.first, row, queries.rows());
+    ask_for_scores(scores, shared.staying_qk, row, queries.rows());
     for (;;) {
         const auto read = queries;
         queries.advance();
         tiles.find_kept(kept);
         douts.wait_until_full();
-        ask_for_scores(gradients, shared.second, row, douts.rows());
+        ask_for_scores(gradients, shared.staying_v, row, douts.rows());
         wgmma_wait<1>();
         pin(scores);
         tiles.find_probabilities(scores, kept);
@@ -528,7 +507,7 @@ __device__ void sum_both(float (&of_keys)[QK_EIGHTS][4], float (&of_values)[V_EI
             break;
         }
         // The next scores come while these sums do.
-        ask_for_scores(scores, shared.first, row, queries.rows());
+        ask_for_scores(scores, shared.staying_qk, row, queries.rows());
         wgmma_wait<1>();
         pin(of_values);
         pin(of_keys);
@@ -549,10 +528,10 @@ __device__ void sum_values(float (&sums)[C][4], Shared shared, int row, QueryTil
     float scores[QUERIES / 8][4];
     Sixteen weights[QUERIES / 16];
     KeptElements<QUERIES / 8> kept;
-    auto &queries = shared.passing_first;
-    auto &douts = shared.passing_second;
+    auto &queries = shared.passing_qk;
+    auto &douts = shared.passing_v;
     tiles.find_next(queries);
-    ask_for_scores(scores, shared.first, row, queries.rows());
+    ask_for_scores(scores, shared.staying_qk, row, queries.rows());
     for (;;) {
         tiles.find_kept(kept);
         wgmma_wait<0>();
@@ -566,7 +545,7 @@ __device__ void sum_values(float (&sums)[C][4], Shared shared, int row, QueryTil
         if (!tiles.find_next(queries)) {
             break;
         }
-        ask_for_scores(scores, shared.first, row, queries.rows());
+        ask_for_scores(scores, shared.staying_qk, row, queries.rows());
         wgmma_wait<1>();
         pin(sums);
         pin(weights);

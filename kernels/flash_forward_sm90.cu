@@ -74,7 +74,7 @@ template <int QK, int V> struct Shared {
     }
 };
 
-// The copying group's work. The last keys come first, so that tiles with hidden ones do.
+// The copying group's work. Keys go by from the diagonal backwards: tiles with hidden ones come first.
 template <int QK, int V>
 __device__ void copy_tiles(Shared<QK, V> shared, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a, const Head &head,
                            int first_query) {
@@ -112,8 +112,8 @@ template <int GROUPS> struct Turn {
     }
 };
 
-// What a warp of a multiplying group has: sixteen queries from `query` on, and what they have gathered.
-template <int QK, int V> struct Gathered {
+// Sixteen queries of a warp from `query` on, and the sums of their values.
+template <int QK, int V> struct QueryRows {
     static constexpr int KEYS = Sizes<QK, V>::KEYS;
 
     const Attention &a;
@@ -143,21 +143,11 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
     const Keys keys = Keys::of_block<QUERIES, KEYS>(a, head, first_query);
     const Turn<Sizes<QK, V>::GROUPS> turn = {group};
     const int query = first_query + 64 * group + row_of_warp();
-    Gathered<QK, V> gathered = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
+    QueryRows<QK, V> rows = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
     float scores[KEYS / 8][4], rescale[2];
     Sixteen weights[KEYS / 16];
-    const auto ask_for_scores = [&] {
-        wgmma_fence();
-        begin_scores(scores, shared.queries, 64 * group, shared.keys.rows());
-        wgmma_commit();
-    };
-    const auto ask_for_sums = [&] {
-        pin(gathered.sums);
-        pin(weights);
-        wgmma_fence();
-        begin_weighted(gathered.sums, weights, shared.values.rows());
-        wgmma_commit();
-    };
+    const auto ask_for_own_scores = [&] { ask_for_scores(scores, shared.queries, 64 * group, shared.keys.rows()); };
+    const auto ask_for_sums = [&] { ask_for_weighted(rows.sums, weights, shared.values.rows()); };
     const auto free_keys = [&] {
         free_stage(shared.keys.free_barrier());
         shared.keys.advance();
@@ -165,39 +155,39 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
     wait_for_phase(shared.queries_barrier, 0);
     shared.keys.wait_until_full();
     turn.wait(true);
-    ask_for_scores();
+    ask_for_own_scores();
     turn.pass_on(keys.tiles == 1);
     wgmma_wait<0>();
     pin(scores);
     free_keys();
-    gathered.weigh(scores, rescale, keys.first + (keys.tiles - 1) * KEYS);
+    rows.weigh(scores, rescale, keys.first + (keys.tiles - 1) * KEYS);
     round_weights(weights, scores);
     for (int tile = keys.tiles - 2; tile >= 0; tile--) {
         shared.keys.wait_until_full();
-        turn.wait(false);
-        ask_for_scores();
         shared.values.wait_until_full();
+        turn.wait(false);
+        ask_for_own_scores();
         ask_for_sums();
         turn.pass_on(tile == 0);
         wgmma_wait<1>();
         pin(scores);
         free_keys();
-        const bool is_rescaled = gathered.weigh(scores, rescale, keys.first + tile * KEYS);
+        const bool is_rescaled = rows.weigh(scores, rescale, keys.first + tile * KEYS);
         wgmma_wait<0>();
-        pin(gathered.sums);
+        pin(rows.sums);
         pin(weights);
         free_stage(shared.values.free_barrier());
         shared.values.advance();
         if (is_rescaled) {
-            rescale_rows(gathered.sums, rescale);
+            rescale_rows(rows.sums, rescale);
         }
         round_weights(weights, scores);
     }
     shared.values.wait_until_full();
     ask_for_sums();
     wgmma_wait<0>();
-    pin(gathered.sums);
-    store_forward(out, lse, gathered.sums, gathered.softmax, query, a, head, a.own_v_dim);
+    pin(rows.sums);
+    store_forward(out, lse, rows.sums, rows.softmax, query, a, head, a.own_v_dim);
 }
 
 // Blocks along x are sequences, along y heads; along z queries, the last first, since they see the most keys.

@@ -58,7 +58,7 @@ template <int ROWS, int D> struct HeadPanels {
         static_assert(ROWS % STEP == 0, "every thread has as many lines as the others");
         int thread = int(threadIdx.x) % GROUP;
         unsigned step = STEP * rows.stride;
-        // Else the compiler keeps addresses from tile to tile, and registers do not suffice.
+        // Hides both from the compiler, which would otherwise keep addresses from tile to tile and spill.
         asm volatile("" : "+r"(thread), "+r"(step));
         const int line = thread / LINE_CHUNKS, chunk = thread % LINE_CHUNKS, column = 8 * chunk;
         const bf16 *from = rows.row(first + line) + column;
@@ -78,7 +78,7 @@ template <int ROWS, int D> struct HeadPanels {
             for (int row = line; row < line + ROWS; row += STEP, from += step, to += STEP * LINE_BYTES) {
 #pragma unroll 1
                 for (int i = 0; i < D / LINE_CHUNKS; i++) {
-                    // Element by element: a chunk's take registers that copies need.
+                    // One element at a time: a whole chunk would need registers that the copying group has given away.
                     const int panel = i / 8, element = panel * LINE_ELEMENTS + i % 8;
                     const bool exists = row < count && element + column < rows.width;
                     store_element(to + panel * PANEL_BYTES + i % 8 * sizeof(bf16), exists ? from[element] : narrow<bf16>(0.0f));
@@ -101,22 +101,31 @@ template <int STAGES, int ROWS, int D> struct RowRing : Ring<STAGES, HeadPanels<
     }
 };
 
-// sums [64, 8 N] = a [64 rows from `row`, D] b [8 N, D]^T of both factors, asynchronously.
+// Asks for products [64, 8 N] = a [64 rows from `row`, D] b [8 N, D]^T of both factors.
 template <int N, int A_ROWS, int D>
-__device__ void begin_scores(float (&sums)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
+__device__ void ask_for_scores(float (&products)[N][4], HeadPanels<A_ROWS, D> a, int row, HeadPanels<8 * N, D> b) {
+    pin(products);
+    // Hides both from the compiler, which would otherwise keep the descriptors of all steps from tile to tile and spill.
+    asm volatile("" : "+r"(a.address), "+r"(b.address));
+    wgmma_fence();
 #pragma unroll
     for (int column = 0; column < D; column += 16) {
-        wgmma<false, false>(sums, a.by_columns(row, column), b.by_columns(0, column), column > 0);
+        wgmma<false, false>(products, a.by_columns(row, column), b.by_columns(0, column), column > 0);
     }
+    wgmma_commit();
 }
 
-// sums [64, D] += weights [64, 16 N] b [16 N, D], asynchronously.
+// Asks for sums [64, D] += weights [64, 16 N] b [16 N, D].
 template <int C, int N>
-__device__ void begin_weighted(float (&sums)[C][4], const Sixteen (&weights)[N], HeadPanels<16 * N, 8 * C> b) {
+__device__ void ask_for_weighted(float (&sums)[C][4], Sixteen (&weights)[N], HeadPanels<16 * N, 8 * C> b) {
+    pin(sums);
+    pin(weights);
+    wgmma_fence();
 #pragma unroll
     for (int n = 0; n < N; n++) {
         wgmma<true>(sums, weights[n], b.by_rows(16 * n));
     }
+    wgmma_commit();
 }
 
 // Rounds weights to bf16, as a left factor.

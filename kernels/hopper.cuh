@@ -28,7 +28,7 @@ __device__ inline void arrive_with_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits until a phase of this parity is over. That before the first one counts as over, with parity 1.
+// Waits until a phase of this parity is over. On a fresh barrier the wait for parity 1 ends at once.
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
     uint32_t is_over;
     do {
@@ -39,7 +39,7 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
     } while (!is_over);
 }
 
-// Copies 16 bytes to shared memory later, or zeros where they do not exist, of which nothing is read.
+// Copies 16 bytes to shared memory asynchronously. Of what does not exist nothing is read, and zeros are written.
 __device__ inline void copy_chunk(uint32_t to, const void *from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
@@ -53,11 +53,11 @@ __device__ inline void store_element(uint32_t to, bf16 element) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(*reinterpret_cast<const uint16_t *>(&element)) : "memory");
 }
 
-// Products read shared memory by another way than threads. What this thread has written there, or waited for, is visible on that way to
-// products that are asked for later.
+// Products read shared memory through the asynchronous proxy. Makes what this thread wrote there, or waited for, visible to products that are
+// asked for later.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Barriers of the block, 1 to 15: what waits there goes on when so many threads have come, those that go on at once included.
+// Named barriers, 1 to 15. `threads` counts those that wait and those that only arrive.
 __device__ inline void wait_for_groups(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

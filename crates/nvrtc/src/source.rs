@@ -163,6 +163,8 @@ mod tests {
         assert_eq!(
             names,
             [
+                "flash_backward_sm90",
+                "flash_forward_sm90",
                 "fp8",
                 "gelu",
                 "grouped_matmul_sm90",

@@ -2,8 +2,7 @@
 
 use kernels::Target;
 use kernels::timeline::Rates;
-use memory::DType;
-use settings::{KernelChoice, Settings};
+use settings::{KernelChoice, KernelFamily, Settings};
 
 /// A PCIe Gen5 slot with 16 lanes, pinned memory: 54.9 to 55.5 on hosts of an H100 and an H200 (`benches/results/2026-11-27-h100.md`).
 const GBPS: f64 = 55.0;
@@ -123,33 +122,32 @@ fn h100(settings: &Settings) -> Rates {
     }
 }
 
-/// Whether an operation in the compute type counts with Hopper's kernels: `auto` takes them on an H100. It goes by the key alone, so that a
-/// plan and its run, and all ranks, choose the same whatever a trial of the kernels says.
-fn is_by_hopper(settings: &Settings, kernels: KernelChoice) -> bool {
-    settings.dtype == DType::BF16 && kernels != KernelChoice::Sm80
+/// Whether a family counts with Hopper's kernels: `auto` takes them on an H100. It goes by the key alone, so that a plan and its run, and
+/// all ranks, choose the same whatever a trial of the kernels says.
+fn is_by_hopper(settings: &Settings, family: KernelFamily) -> bool {
+    settings.kernels[family] != KernelChoice::Sm80
 }
 
 /// The share of the peak that grouped products are expected to reach; none where it was measured.
 fn expected_grouped(settings: &Settings) -> Option<f64> {
-    let has_them = settings.model.experts.is_some();
-    let counts = has_them && is_by_hopper(settings, settings.experts_kernels);
-    counts.then_some(EXPECTED_GROUPED_TFLOPS / PEAK_TFLOPS)
+    is_by_hopper(settings, KernelFamily::Experts).then_some(EXPECTED_GROUPED_TFLOPS / PEAK_TFLOPS)
 }
 
 /// The shares that flash attention is expected to reach, forward and backward; none where they were measured. There are no expectations of
-/// heads wider than 128, and narrow ones have kernels for 8.0 alone.
+/// heads wider than 128.
 fn expected_attention(settings: &Settings) -> Option<[f64; 2]> {
-    let width = settings.model.head_dim;
-    let is_flash = !settings.attention.stores_scores();
-    let counts = is_flash && is_by_hopper(settings, settings.attention_kernels);
+    if !is_by_hopper(settings, KernelFamily::Attention) {
+        return None;
+    }
     let mut expected = EXPECTED_ATTENTION_TFLOPS.iter();
     let (_, [of_64, of_128]) = expected.find(|(tokens, _)| settings.seq >= *tokens)?;
-    let tflops = match width {
-        33..=64 => of_64,
+    let spec = settings.model.attention(None);
+    let tflops = match spec.qk_head_dim.max(spec.v_head_dim) {
+        ..=64 => of_64,
         65..=128 => of_128,
         _ => return None,
     };
-    counts.then(|| tflops.map(|tflops| tflops / PEAK_TFLOPS))
+    Some(tflops.map(|tflops| tflops / PEAK_TFLOPS))
 }
 
 /// Says which rates of times on paper are expected and not measured; none where all were.
@@ -158,23 +156,18 @@ pub(crate) fn note(settings: &Settings, target: Target) -> Option<String> {
     let tflops = |flops: f64| format!("{:.0}", flops / 1e12);
     let attention = expected_attention(settings).map(|_| {
         let [forward, backward] = rates.attention_flops.map(tflops);
-        let words = format!("attention forward at {forward} and backward at {backward} TFLOP/s");
-        (words, "attention.kernels=sm80")
+        format!("attention forward at {forward} and backward at {backward} TFLOP/s")
     });
     let grouped = expected_grouped(settings).map(|_| {
-        let words = format!(
-            "products of experts at {} TFLOP/s",
-            tflops(rates.grouped_flops)
-        );
-        (words, "experts.kernels=sm80")
+        let grouped = tflops(rates.grouped_flops);
+        format!("products of experts at {grouped} TFLOP/s")
     });
-    let expected = [attention, grouped].into_iter().flatten();
-    let (words, keys): (Vec<String>, Vec<&str>) = expected.unzip();
-    (target == Target::Cuda && !words.is_empty()).then(|| {
+    let expected: Vec<String> = [attention, grouped].into_iter().flatten().collect();
+    (target == Target::Cuda && !expected.is_empty()).then(|| {
         format!(
-            "times on paper estimate Hopper's kernels, not measured yet: {}; measured rates count with {}",
-            words.join(", "),
-            keys.join(" ")
+            "times on paper use estimates for Hopper's kernels, which no GPU has confirmed: {}; with attention.kernels and \
+             experts.kernels at sm80 they use measured rates",
+            expected.join(", ")
         )
     })
 }

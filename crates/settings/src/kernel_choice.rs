@@ -1,10 +1,12 @@
 //! Which kernels a configuration takes, where there are several kinds.
 
-use super::choices::{AttentionBackend, FloatType, KernelChoice};
+use super::attention::attention;
+use super::choices::{FloatType, KernelChoice};
 use super::error::refused;
 use super::schema::Config;
 use crate::Result;
-use kernels::cuda::KernelKind;
+use kernels::cuda::{KernelKind, flash_has_sm90};
+use model::Attention;
 use serde::{Deserialize, Serialize};
 use std::ops::{Index, IndexMut};
 
@@ -93,9 +95,6 @@ pub fn latest_kind(capability: (i32, i32)) -> KernelKind {
     }
 }
 
-/// The widest heads for which attention has no kernels for 9.0.
-const NARROW_HEADS: usize = 32;
-
 impl KernelFamily {
     /// All of them.
     pub const ALL: [KernelFamily; 2] = [KernelFamily::Attention, KernelFamily::Experts];
@@ -126,16 +125,22 @@ impl KernelFamily {
 
     /// Whether kernels for 9.0 compute something in a configuration, on a GPU that runs them.
     pub fn has_sm90(self, config: &Config) -> bool {
-        let model = &config.model;
-        let has = match self {
+        let (model, dtype) = (&config.model, config.dtype());
+        match self {
             KernelFamily::Attention => {
-                let spec = model.attention(None);
-                let widest = spec.qk_head_dim.max(spec.v_head_dim);
-                config.attention.backend != AttentionBackend::Eager && widest > NARROW_HEADS
+                let shape = model.attention(None).shape(1, 1);
+                attention(config) == Attention::Flash && flash_has_sm90(shape, dtype.into())
             }
-            KernelFamily::Experts => model.experts.is_some(),
-        };
-        has && config.dtype() == FloatType::Bf16
+            KernelFamily::Experts => model.experts.is_some() && dtype == FloatType::Bf16,
+        }
+    }
+
+    /// What a configuration says of their kernels; kernels for 8.0 where there are no others.
+    pub fn effective_choice(self, config: &Config) -> KernelChoice {
+        match self.has_sm90(config) {
+            true => self.choice(config),
+            false => KernelChoice::Sm80,
+        }
     }
 
     /// The kernels that a configuration takes on a GPU of this compute capability; none for experts that the model does not have.

@@ -4,6 +4,7 @@ use super::attention::attention;
 use super::choices::{Graphs, KernelChoice};
 use super::error::ConfigError;
 use super::fp8;
+use super::kernel_choice::{KernelFamily, PerFamily};
 use super::keys::HardwareConfig;
 use super::lora::check_modules;
 use super::pipeline::{Pipeline, pipeline};
@@ -64,10 +65,8 @@ pub struct Settings {
     pub checkpoint_copy: bool,
     /// How attention is computed.
     pub attention: Attention,
-    /// Which CUDA kernels compute it. No lease depends on it.
-    pub attention_kernels: KernelChoice,
-    /// Which CUDA kernels compute products of experts.
-    pub experts_kernels: KernelChoice,
+    /// Which CUDA kernels compute what has several kinds: `sm80` where there is one. No lease depends on it.
+    pub kernels: PerFamily<KernelChoice>,
     /// The optimizer and its numbers.
     pub optimizer: Hyperparameters,
     /// Which matrices an optimizer updates as a whole that does so, and at which rate.
@@ -185,8 +184,7 @@ impl Settings {
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,
-            attention_kernels: config.attention.kernels,
-            experts_kernels: config.experts.kernels,
+            kernels: PerFamily::new(|family: KernelFamily| family.effective_choice(config)),
             optimizer: Hyperparameters {
                 kind: optim.kind,
                 adamw: AdamW {

@@ -15,7 +15,7 @@ use planner::{
 use report::Busy;
 use session::SessionError;
 use settings::{
-    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, KernelChoice, OptimizerPlace,
+    AttentionBackend, AutoOr, Completed, Config, Device, HEURISTIC, KernelFamily, OptimizerPlace,
     PerFamily, Resolved, Settings, Size, Task, auto_attention,
 };
 use std::ops::Deref;
@@ -194,17 +194,14 @@ fn for_holder(
     }))
 }
 
-/// The configuration by which times on paper go: it names the device's kernels beside measured times, which are refused if others took
-/// them. Without, it is the same on all ranks, whatever kernels each may take.
+/// The configuration that recompute choices are timed by. With a measured profile it names the kernels that this device takes, so that a
+/// profile of other kernels is refused; without, it is the same on all ranks, whatever kernels each may take.
 fn timed_by(config: &Config, holder: Holder) -> Config {
     let mut config = config.clone();
     if let (Holder::Device(device), Some(_)) = (holder, &config.recompute.costs) {
-        let kinds = device.kernel_kinds();
-        let named = |kind: Option<KernelKind>, choice: &mut KernelChoice| {
-            *choice = kind.map_or(*choice, Into::into);
-        };
-        named(kinds.taken.attention, &mut config.attention.kernels);
-        named(kinds.taken.experts, &mut config.experts.kernels);
+        let choices = PerFamily::new(|family: KernelFamily| family.choice(&config));
+        let named = device.kernel_kinds().named(choices);
+        (config.attention.kernels, config.experts.kernels) = (named.attention, named.experts);
     }
     config
 }

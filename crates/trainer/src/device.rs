@@ -155,10 +155,8 @@ impl OpenDevice {
             }
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device, _, kinds) => {
-                let taken = |kind: Option<KernelKind>, choice| kind.map_or(choice, Into::into);
                 let settings = Settings {
-                    attention_kernels: taken(kinds.taken.attention, settings.attention_kernels),
-                    experts_kernels: taken(kinds.taken.experts, settings.experts_kernels),
+                    kernels: kinds.named(settings.kernels),
                     ..settings
                 };
                 listed(device, settings)

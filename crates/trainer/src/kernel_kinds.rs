@@ -4,7 +4,7 @@ use crate::failure::Result;
 use crate::job::Job;
 use kernels::cuda::KernelKind;
 use serde::{Deserialize, Serialize};
-use settings::{Config, Device, KernelFamily, PerFamily, check_kernels};
+use settings::{Config, Device, KernelChoice, KernelFamily, PerFamily, check_kernels};
 
 #[cfg(feature = "cuda")]
 use {
@@ -12,7 +12,7 @@ use {
     crate::failure::Failure,
     crate::kernel_trial::{Verdict, Widths, kept_at, verdict},
     kernels::cuda::{DeviceFacts, device_facts},
-    settings::{KernelChoice, Resolved},
+    settings::Resolved,
 };
 
 /// The kernels that a run takes, of all families.
@@ -52,6 +52,11 @@ impl KernelKinds {
                 Ok(KernelKinds::default())
             }
         }
+    }
+
+    /// What a run says of kernels, with these in place of `auto`.
+    pub(crate) fn named(&self, choices: PerFamily<KernelChoice>) -> PerFamily<KernelChoice> {
+        PerFamily::new(|family| self.taken[family].map_or(choices[family], Into::into))
     }
 
     /// Those that all ranks take: where one has others of a family than Hopper's, none has Hopper's, since they add up in another order.

@@ -52,7 +52,7 @@ pub use device::{
 };
 pub use driver::Driver;
 pub use experts::BLOCKS_ENOUGH;
-pub use flash::flash_shared_bytes;
+pub use flash::{flash_has_sm90, flash_shared_bytes};
 pub use kind::KernelKind;
 pub use listing::{Call, Listed, Listing};
 

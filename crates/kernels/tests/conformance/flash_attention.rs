@@ -394,7 +394,14 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
     let cases = WIDTHS
         .into_iter()
         .flat_map(|widths| ROWS.map(|row| of(row, widths)));
-    cases.chain(following).collect()
+    // Blocks of keys go over two query heads of three, or one.
+    let in_parts = FlashAttention::plain(Attention {
+        dtype,
+        shape: shape([64, 200, 3, 1, 40]),
+        scores: Scores::Random(1.5),
+        dropout: None,
+    });
+    cases.chain(following).chain([in_parts]).collect()
 }
 
 /// Cases of kernels for Hopper.

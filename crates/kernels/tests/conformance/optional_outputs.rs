@@ -2,7 +2,7 @@
 
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape};
-use crate::device::{Device, Tensor, computing};
+use crate::device::{Device, Tensor, computing, of_hopper_kind};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
@@ -113,7 +113,7 @@ fn flash_cases(dtype: DType) -> Vec<FlashAttention> {
 #[test]
 fn flash_attention_without_an_output() {
     for dtype in DTYPES {
-        for device in computing(dtype) {
+        for device in computing(dtype).into_iter().chain(of_hopper_kind(dtype)) {
             device.memory.set_poison(true);
             for case in flash_cases(dtype) {
                 let wanted = [[true, true], [true, false], [false, true], [false, false]];

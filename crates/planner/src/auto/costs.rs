@@ -7,7 +7,7 @@ use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use settings::load::{Source, load};
-use settings::{Config, KernelChoice, Settings, preset};
+use settings::{Config, KernelChoice, KernelFamily, Settings, preset};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -136,21 +136,18 @@ impl MeasuredFor {
 
 /// The keys of kernels, for operations of a step that have several kinds. A profile names the kind that was timed.
 fn kernels(settings: &Settings, target: Target) -> Vec<(&'static str, KernelChoice)> {
-    let (attention, experts) = (settings.attention_kernels, settings.experts_kernels);
-    let has_experts = settings.model.experts.is_some();
-    let kernels = [
-        (
-            "attention.kernels",
-            attention,
-            !settings.attention.stores_scores(),
-        ),
-        ("experts.kernels", experts, has_experts),
-    ];
-    let has_kinds = target == Target::Cuda && settings.dtype == DType::BF16;
-    let counted = kernels
-        .into_iter()
-        .filter(|(.., counts)| has_kinds && *counts);
-    counted.map(|(key, choice, _)| (key, choice)).collect()
+    let counts = |family: &KernelFamily| {
+        target == Target::Cuda
+            && settings.dtype == DType::BF16
+            && match family {
+                KernelFamily::Attention => !settings.attention.stores_scores(),
+                KernelFamily::Experts => settings.model.experts.is_some(),
+            }
+    };
+    let families = KernelFamily::ALL.into_iter().filter(counts);
+    families
+        .map(|family| (family.key(), settings.kernels[family]))
+        .collect()
 }
 
 /// The keys of `[model]` that have a value, with the value as `--set` takes it.

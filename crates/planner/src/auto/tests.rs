@@ -3,7 +3,7 @@
 use super::*;
 use crate::Plan;
 use kernels::random::random_u32;
-use settings::KernelChoice;
+use settings::{KernelChoice, PerFamily};
 
 pub(super) fn config(set: &[&str]) -> Config {
     let small = [
@@ -337,15 +337,20 @@ fn a_profile_of_another_model_is_refused() {
 #[test]
 fn a_profile_of_other_kernels_is_refused() {
     use KernelChoice::{Auto, Sm80, Sm90};
-    let by = |attention_kernels| {
+    let by = |attention| {
         let set = [
             "attention.backend=flash",
             "train.dtype=bf16",
             "recompute.spec=none",
         ];
+        let settings = Settings::new(&config(&set)).unwrap();
+        let kernels = PerFamily {
+            attention,
+            ..settings.kernels
+        };
         Settings {
-            attention_kernels,
-            ..Settings::new(&config(&set)).unwrap()
+            kernels,
+            ..settings
         }
     };
     let folder = tempfile::tempdir().unwrap();

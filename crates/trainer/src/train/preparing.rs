@@ -103,6 +103,7 @@ impl Prepared {
     /// Takes the kernels that all ranks take, and compares them with those of the run that goes on.
     pub(super) fn agree_on_kernels(mut self, job: &Job) -> Result<Prepared> {
         let kinds = self.device.kernel_kinds().of_all_ranks(job)?;
+        self.step.settings.kernels = kinds.named(self.step.settings.kernels);
         self.device = self.device.taking(kinds.clone());
         let compared = match &mut self.resumed {
             Some(resumed) => resumed.compare_kernels(&self.decided, &kinds),

@@ -7,6 +7,7 @@ mod sm80;
 mod sm90;
 
 pub use sm80::flash_shared_bytes;
+pub use sm90::flash_has_sm90;
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
@@ -26,9 +27,9 @@ const WARP: usize = 32;
 /// The window of attention without a window: `NO_WINDOW` in `flash_attention.cuh`.
 const NO_WINDOW: i32 = 1 << 30;
 
-/// Blocks of the pass for dk and dv on CUDA that are enough for any device: two on each of an H100's 132
+/// Blocks of 64 keys of the pass for dk and dv on CUDA that are enough for any device: two on each of an H100's 132
 /// multiprocessors at a time, and as many again, since the last keys have far fewer queries than the first. More cost
-/// scratch.
+/// scratch. Blocks for Hopper have twice the keys, and a multiprocessor each.
 const BLOCKS: usize = 512;
 
 /// Parts into which the query heads of each key-value head are divided, as equally as possible. Each sums its
@@ -149,7 +150,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
             let arguments: [Argument; 18] = joined([&arguments![&op.dq], &read, &common]);
             cuda.launch(kernel, extent, &arguments)?;
         }
-        // These find the sums of rows themselves.
+        // The kernel for dq finds the sums of rows, too.
         KernelKind::Sm90 => {
             let operands = arguments! {
                 &op.dq, &sums, &op.dout, &op.out, &op.lse, &op.q, &op.k, &op.v,

@@ -3,11 +3,12 @@
 use super::{Pass, Passes};
 use crate::AttentionShape;
 use crate::cuda::{Kernel, kernel};
+use memory::DType;
 
 /// Threads of a group. One copies for all, the others multiply.
 const GROUP: usize = 128;
 
-/// Narrower heads are left to the kernels for all GPUs: products of groups would mostly multiply zeros.
+/// The narrowest heads that these kernels take. Of narrower ones, products of groups would mostly multiply zeros.
 const NARROWEST: usize = 33;
 
 /// How the blocks of a pass work: `Sizes` in the sources.
@@ -133,4 +134,9 @@ pub(super) fn passes(shape: AttentionShape) -> Option<Passes> {
     let fits = |kernels: &&Kernels| qk <= kernels.widths[0] && v <= kernels.widths[1];
     let found = KERNELS.iter().find(fits).filter(|_| qk.max(v) >= NARROWEST);
     found.map(Kernels::passes)
+}
+
+/// Whether there are kernels for Hopper of flash attention of a shape and a type.
+pub fn flash_has_sm90(shape: AttentionShape, dtype: DType) -> bool {
+    dtype == DType::BF16 && passes(shape).is_some()
 }

@@ -185,11 +185,11 @@ fn gpu(index: usize) -> crate::failure::Result<FoundGpu> {
     use settings::{Device, KernelFamily, PerFamily, Settings, latest_kind};
 
     let facts = device_facts(index)?;
+    let against = PerFamily::new(|family| all_against(&facts, family));
     let runs_sm90 = latest_kind(facts.capability) == KernelKind::Sm90;
     let verdicts = PerFamily::new(|family: KernelFamily| {
         runs_sm90.then(|| tried(&facts, Widths::standard(family)))
     });
-    let against = PerFamily::new(|family| all_against(&facts, family));
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
     let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;

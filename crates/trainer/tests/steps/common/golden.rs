@@ -8,7 +8,7 @@ use model::{Architecture, Attention, ModelConfig, Policy};
 use optim::{AdamW, Hyperparameters};
 use serde_json::Value;
 use session::Session;
-use settings::{KernelChoice, Settings, StateFormats};
+use settings::{KernelChoice, PerFamily, Settings, StateFormats};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -82,8 +82,7 @@ impl Golden {
             between: Default::default(),
             checkpoint_copy: false,
             attention: Attention::Eager,
-            attention_kernels: KernelChoice::Auto,
-            experts_kernels: KernelChoice::Auto,
+            kernels: PerFamily::new(|_| KernelChoice::Auto),
             optimizer: Hyperparameters {
                 adamw: AdamW {
                     beta1: number(&optimizer["betas"][0]),
