@@ -6,7 +6,7 @@
 //!
 //! The backward passes of both kinds start from the `out` and `lse` of the kernels for 8.0.
 
-use super::trial::{Case, Gpu, Looked, OF_TERMS, Result, Tolerance};
+use super::trial::{Case, Looked, OF_TERMS, Result, Tolerance, TrialGpu};
 use crate::kernel_trial::{AttentionWidths, ELEMENTS_MAX};
 use kernels::{AttentionShape, Dropout, FlashAttention, FlashAttentionBackward, FlashOptions};
 use memory::Buffer;
@@ -138,7 +138,7 @@ impl AttentionCase {
 
     fn look(
         &self,
-        gpu: &Gpu,
+        gpu: &TrialGpu,
         what: &'static str,
         of: &Buffer,
         head_dim: usize,
@@ -156,7 +156,7 @@ impl AttentionCase {
 }
 
 impl Case for AttentionCase {
-    fn results(&mut self, gpu: &Gpu) -> Result<Vec<Looked>> {
+    fn results(&mut self, gpu: &TrialGpu) -> Result<Vec<Looked>> {
         let shape = self.shape;
         let AttentionShape {
             batch,

@@ -4,7 +4,7 @@
 //! Factors are bf16 between -1 and 1, and a sum of n products of them may be off by [`OF_TERMS`] of n / 4, the mean sum of the terms'
 //! magnitudes. That is less than a usual term.
 
-use super::trial::{Case, Gpu, Looked, OF_TERMS, Result, Tolerance};
+use super::trial::{Case, Looked, OF_TERMS, Result, Tolerance, TrialGpu};
 use crate::kernel_trial::{ELEMENTS_MAX, ExpertWidths};
 use kernels::Init;
 use kernels::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
@@ -133,7 +133,7 @@ impl Experts {
     /// Rows of a width; by a table those of as many tokens as an expert has at most, in no order.
     fn expert_rows(
         &self,
-        gpu: &Gpu,
+        gpu: &TrialGpu,
         width: usize,
         by_table: bool,
         key: u64,
@@ -168,7 +168,7 @@ fn of_terms(terms: usize) -> Tolerance {
 }
 
 impl Case for ExpertCase<'_> {
-    fn results(&mut self, gpu: &Gpu) -> Result<Vec<Looked>> {
+    fn results(&mut self, gpu: &TrialGpu) -> Result<Vec<Looked>> {
         let ExpertCase {
             experts: all,
             inputs,
@@ -226,7 +226,7 @@ impl Case for ExpertCase<'_> {
     }
 }
 
-fn scratch(gpu: &Gpu, operands: &[ExpertRows]) -> Result<Buffer> {
+fn scratch(gpu: &TrialGpu, operands: &[ExpertRows]) -> Result<Buffer> {
     let target = gpu.kernels.target();
     let elements = operands.iter().map(|rows| rows.scratch_elements(target));
     gpu.room(F32, [elements.sum::<usize>()])

@@ -25,7 +25,7 @@ pub(super) type Result<T, E = Stopped> = std::result::Result<T, E>;
 /// Something that kernels of both kinds compute.
 pub(super) trait Case: fmt::Display {
     /// Computes it, and looks at the results. Kernels for 8.0 do so first.
-    fn results(&mut self, gpu: &Gpu) -> Result<Vec<Looked>>;
+    fn results(&mut self, gpu: &TrialGpu) -> Result<Vec<Looked>>;
 }
 
 /// What elements of a result may differ by between kinds, beside roundings to bf16.
@@ -99,24 +99,24 @@ impl Looked {
 }
 
 /// An open GPU with kernels of one kind.
-pub(super) struct Gpu {
+pub(super) struct TrialGpu {
     memory: Memory,
     pub(super) kernels: Kernels<Cuda<CudaDriver>>,
 }
 
-impl Gpu {
-    fn open(index: usize) -> Result<Gpu> {
+impl TrialGpu {
+    fn open(index: usize) -> Result<TrialGpu> {
         let device = CudaDevice::open(index)?;
         let memory = Memory::device(device.clone());
         let driver = CudaDriver::new(&device)?;
         let kernels = Cuda::new(driver, &memory, BF16)?;
-        Ok(Gpu { memory, kernels })
+        Ok(TrialGpu { memory, kernels })
     }
 
     /// With kernels of a kind, which compute as many tiles a block as so many blocks leave to each.
-    fn by(self, kind: KernelKind, blocks_enough: usize) -> Gpu {
+    fn by(self, kind: KernelKind, blocks_enough: usize) -> TrialGpu {
         let kernels = self.kernels.with_attention_by(kind).with_experts_by(kind);
-        Gpu {
+        TrialGpu {
             kernels: kernels.with_blocks_enough(blocks_enough),
             ..self
         }
@@ -218,14 +218,14 @@ impl Stopped {
 
 /// What comes of a trial of these cases on the GPU with this number.
 pub(super) fn verdict<C: Case>(index: usize, cases: Vec<C>) -> Verdict {
-    match Gpu::open(index) {
+    match TrialGpu::open(index) {
         Ok(gpu) => tried(gpu, cases).unwrap_or_else(|verdict| verdict),
         Err(Stopped::NoRoom(why) | Stopped::Failed(why)) => Verdict::Untried(why),
     }
 }
 
 /// Makes all cases, up to the first that speaks against the kernels.
-fn tried<C: Case>(mut gpu: Gpu, cases: Vec<C>) -> Result<Verdict, Verdict> {
+fn tried<C: Case>(mut gpu: TrialGpu, cases: Vec<C>) -> Result<Verdict, Verdict> {
     use KernelKind::{Sm80, Sm90};
     for mut case in cases {
         let mut results = Vec::new();
