@@ -401,7 +401,15 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
         scores: Scores::Random(1.5),
         dropout: None,
     });
-    cases.chain(following).chain([in_parts]).collect()
+    // No whole chunks of a width that no other case has.
+    let ragged = FlashAttention::plain(Attention {
+        dtype,
+        shape: with_values([1, 130, 2, 1, 187], 91, None),
+        scores: Scores::Random(1.5),
+        dropout: None,
+    });
+    let others = following.into_iter().chain([in_parts, ragged]);
+    cases.chain(others).collect()
 }
 
 /// Cases of kernels for Hopper.
