@@ -145,7 +145,9 @@ fn assert_near(name: &str, found: &[f32], expected: &[f32], share: f32) {
     }
 }
 
-/// A model, the kernels that compute it, and how far its steps may be from those of the processor: by loss and norm, and by gradients.
+/// A model, the kernels that compute it, and how far its steps may be from those of the processor: by loss and norm, and by gradients. The
+/// gradients of kernels for Hopper are held to those of the kernels for 8.0: where the processor rounds otherwise, a token may go to another
+/// expert.
 type Row = (&'static str, Settings, PerFamily<KernelKind>, f32, f32);
 
 /// Kernels for Hopper.
@@ -185,7 +187,7 @@ fn models() -> Vec<Row> {
             settings(wide_heads, 9, 40, Attention::Flash),
             SM90,
             1e-3,
-            4e-2,
+            4e-3,
         ),
         (
             "tiny-mla, f32",
@@ -211,17 +213,17 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
             interpreted(&kept, kinds),
             interpreted(&replayed, kinds),
         );
+        let reference = match kinds == PerFamily::SM80 {
+            true => &cpu,
+            false => &interpreted(&kept, PerFamily::SM80),
+        };
+        let worst = worst_gradient(&none, reference);
         println!(
             "{name}: losses {:?}, {:?} on the processor; norms {:?}, {:?}; gradients {}",
-            none.losses,
-            cpu.losses,
-            none.norms,
-            cpu.norms,
-            worst_gradient(&none, &cpu)
+            none.losses, cpu.losses, none.norms, cpu.norms, worst
         );
         assert_near(name, &none.losses, &cpu.losses, by_loss);
         assert_near(name, &none.norms, &cpu.norms, by_gradient);
-        let worst = worst_gradient(&none, &cpu);
         assert!(worst <= by_gradient, "{name}: {worst}");
         // Another device's sums have other bits.
         assert!(none.gradients != cpu.gradients, "{name}");
