@@ -51,7 +51,7 @@ const EXPECTED_ATTENTION_TFLOPS: [(usize, [[f64; 2]; 2]); 3] = [
     (0, [[320.0, 260.0], [400.0, 320.0]]),
 ];
 
-/// What one or two cores reach, for rates that were not measured.
+/// Rates of one or two cores, where none were measured.
 const CPU: Rates = Rates {
     flops: 0.15e12,
     grouped_flops: 0.15e12,

@@ -66,7 +66,7 @@ impl Times {
 pub(crate) struct VectorClock {
     /// Accesses before these times precede.
     pub(crate) seen: Times,
-    /// Of these, writes before these times are visible to tensor cores, since a proxy fence came between.
+    /// Writes before these times are visible to tensor cores, since a proxy fence came after them.
     pub(crate) fenced: Times,
 }
 

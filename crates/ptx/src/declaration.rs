@@ -3,7 +3,7 @@
 /// The gap between two variables or shared arrays: a whole row of banks, so that it does not change which lanes conflict.
 pub(crate) const GAP_BYTES: u64 = 128;
 
-/// What an array in shared memory can be aligned to without having asked for it: less than this.
+/// An array in shared memory that asks for no alignment may have any below this, by luck.
 const LUCK_BYTES: u64 = 1024;
 
 /// Alignment of dynamic shared memory, if a kernel does not name it.

@@ -56,7 +56,7 @@ struct Running {
     passing: Vec<Passing>,
     mbarriers: Mbarriers,
     groups: WarpGroups,
-    /// What the lanes that run have to wait for after their instruction.
+    /// The running lanes wait for these after their instruction.
     waits: Vec<Wait>,
 }
 

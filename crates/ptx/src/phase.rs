@@ -80,7 +80,7 @@ impl Mbarrier {
         Some(&self.over)
     }
 
-    /// What the current phase lacks.
+    /// Says how many arrivals and bytes the current phase lacks.
     fn lack(&self, address: u64) -> String {
         format!(
             "phase {} of the barrier at {address:#x} lacks {} of {} arrivals and {} bytes",

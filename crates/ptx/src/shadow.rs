@@ -1,7 +1,7 @@
 //! The last accesses of each byte, to find accesses that nothing orders.
 //!
-//! Who accesses knows of all others of its block up to which time of their clocks their accesses come before its own: a barrier
-//! brings together what its threads know. Blocks are never ordered.
+//! Each thread knows, for every other of its block, up to which time of that one's clock accesses come before its own. A barrier joins
+//! what its threads know. Blocks are never ordered.
 //!
 //! Within a warp, a shuffle or vote of all lanes orders what they have read before what they write afterwards, since a lane gives
 //! what it made of the values. It does not make their writes visible: for that the clock goes on, but not what is known of it.

@@ -351,8 +351,9 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
 }
 
-/// Of each width that kernels for Hopper have: a token alone; below, at and above blocks and tiles; groups of up to 16; windows of one key,
-/// of few and of a tile; documents that begin anywhere, and with a window and dropout; scores whose base follows from tile to tile.
+/// Cases of each width that kernels for Hopper have: a token alone; below, at and above blocks and tiles; groups of up to 16; windows of
+/// one key, of few and of a tile; documents that begin anywhere, and with a window and dropout; scores whose base follows from tile to
+/// tile.
 fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
     /// Tokens, query heads of the one key-value head, the window, lengths of documents, and dropout.
     type Row<'a> = (usize, usize, Option<usize>, &'a [usize], f32);
@@ -412,6 +413,25 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
     cases.chain(others).collect()
 }
 
+/// Fails if the device computes attention with the bits of another one: then its kernels for Hopper were not launched.
+pub fn has_own_bits(device: &Device) {
+    let case = FlashAttention::plain(Attention {
+        dtype: DType::BF16,
+        shape: shape([1, 129, 2, 1, 64]),
+        scores: Scores::Random(1.5),
+        dropout: None,
+    });
+    let own = run(&case, device);
+    for other in computing(DType::BF16) {
+        assert!(
+            own != run(&case, &other),
+            "{} and {}",
+            device.name,
+            other.name
+        );
+    }
+}
+
 /// Cases of kernels for Hopper.
 #[cfg(feature = "cuda")]
 pub fn of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
@@ -423,6 +443,7 @@ pub fn of_hopper(dtype: DType) -> Vec<Box<dyn Case>> {
 #[test]
 fn kernels_for_hopper_emulated() {
     let devices = [emulating_hopper(DType::BF16)];
+    has_own_bits(&devices[0]);
     let every = all(DType::BF16)
         .into_iter()
         .chain(widths_of_hopper(DType::BF16));
@@ -438,6 +459,7 @@ fn kernels_for_hopper_on_a_gpu() {
     let Some(device) = crate::device::gpu_of_hopper(DType::BF16) else {
         return;
     };
+    has_own_bits(&device);
     let devices = [device];
     for case in of_hopper(DType::BF16) {
         judge(case.as_ref(), &devices);

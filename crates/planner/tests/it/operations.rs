@@ -220,7 +220,7 @@ fn kernels_for_hopper_count_with_what_is_expected_of_them() {
     }
 }
 
-/// Of four experts each token goes to two. Their products are three a layer, forward and for both gradients.
+/// Each token goes to two of four experts, which have three products a layer, forward and for both gradients.
 #[test]
 fn products_of_experts_count_with_what_is_expected_of_their_kernels() {
     let experts = format!("model.experts={{count=4,chosen=2,ffn={FFN},normed=true}}");

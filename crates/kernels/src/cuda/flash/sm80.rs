@@ -148,7 +148,7 @@ pub(super) fn passes(
 pub fn flash_shared_bytes(shape: AttentionShape, dtype: DType) -> Option<usize> {
     let sizes = Sizes::new("flash_attention", shape, dtype).ok()?;
     let passes = sizes.passes();
-    // Beside the rows, what the kernels declare: numbers for each row, and P on its way between warps that share keys.
+    // The kernels declare more shared memory: numbers for each row, and P on its way between warps that share keys.
     let of_keys = 4 * sizes.keys * sizes.backward + 24 * sizes.backward;
     Some([
         passes.forward.shared_bytes + 4 * sizes.queries,

@@ -109,7 +109,7 @@ impl Kernels {
             both,
             [own, of_values],
         );
-        // What is known of a stage's queries: three numbers of each, and two of all, in chunks.
+        // A stage also holds three numbers of each query, and two of all of them, in whole chunks.
         let known = (12 * self.key_gradients.tile + 8).next_multiple_of(16);
         key_gradients.shared_bytes += self.key_gradients.stages[0] * known;
         Passes {
