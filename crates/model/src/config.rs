@@ -1,13 +1,15 @@
 //! The shape of a model: what `[model]` in a configuration and `config.json` in a Hugging Face folder both say.
 
-use crate::{ExpertsConfig, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses, ScoreKind};
+use crate::{ExpertsConfig, Family, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses};
 use serde::{Deserialize, Serialize};
 
-/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3, and with experts
-/// Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3), or of GPT-2.
+/// The shape and the features of a decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
+    /// The family whose files it is written as; absent: the first that has all its features.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<Family>,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Number of transformer blocks.
@@ -37,9 +39,12 @@ pub struct ModelConfig {
     /// q, k and v are one matrix in files, and gate and up another (Phi-3).
     #[serde(default)]
     pub fused_projections: bool,
-    /// q and k are normalised per head before the rotary embedding (Qwen3).
+    /// q and k are normalised before the rotary embedding (Qwen3).
     #[serde(default)]
     pub qk_norm: bool,
+    /// What those norms take together.
+    #[serde(default)]
+    pub qk_norm_over: QkNormExtent,
     /// The most keys that a query sees, its own included; absent: its own and all before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
@@ -49,6 +54,9 @@ pub struct ModelConfig {
     /// How the residual stream is normalised.
     #[serde(default)]
     pub norm: NormKind,
+    /// Where a block's norms stand.
+    #[serde(default)]
+    pub norm_placement: NormPlacement,
     /// The function between the feed-forward layer's products.
     #[serde(default)]
     pub activation: ActivationFunction,
@@ -74,6 +82,31 @@ pub struct ModelConfig {
     /// How long rotary wavelengths are stretched; absent: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScaling>,
+    /// Share of a head's columns that the rotary embedding turns: the first ones.
+    #[serde(default = "one")]
+    pub rotary_share: f64,
+    /// Base of the wavelengths in layers with a window, where they are not stretched; absent: as in other layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_rope_theta: Option<f64>,
+    /// Layers that turn nothing, counted from 0 and in order.
+    #[serde(default)]
+    pub no_rope_layers: Vec<usize>,
+    /// Queries at a position are multiplied by 1 + this times ln(1 + floor(position / `rope_scaling.original_max_position`));
+    /// absent: they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_temperature: Option<f64>,
+    /// The embedding is multiplied by this.
+    #[serde(default = "one")]
+    pub embedding_multiplier: f64,
+    /// What attention and the feed-forward layer add to the residual stream is multiplied by this.
+    #[serde(default = "one")]
+    pub residual_multiplier: f64,
+    /// Attention's scores are multiplied by this; absent: by 1 / sqrt(`head_dim`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_multiplier: Option<f64>,
+    /// Logits are divided by this.
+    #[serde(default = "one")]
+    pub logits_scaling: f64,
     /// Standard deviation of freshly initialised matrices.
     #[serde(default = "default_init_std")]
     pub init_std: f64,
@@ -105,6 +138,28 @@ pub enum NormKind {
     Layer,
 }
 
+/// Where a block's norms stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// In front of attention and of the feed-forward layer.
+    #[default]
+    Before,
+    /// Behind them: what they add to the residual stream is normalised (OLMo 2).
+    After,
+}
+
+/// What norms of queries and keys take together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNormExtent {
+    /// The columns of a head.
+    #[default]
+    Head,
+    /// Those of all heads (OLMo 2).
+    All,
+}
+
 /// The function between the feed-forward layer's products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -132,6 +187,16 @@ impl NormKind {
     pub const NAMES: &'static [&'static str] = &["rms", "layer"];
 }
 
+impl NormPlacement {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["before", "after"];
+}
+
+impl QkNormExtent {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["head", "all"];
+}
+
 impl ActivationFunction {
     /// The names in settings.
     pub const NAMES: &'static [&'static str] = &["swiglu", "gelu_tanh"];
@@ -142,21 +207,16 @@ impl PositionKind {
     pub const NAMES: &'static [&'static str] = &["rotary", "learned"];
 }
 
-/// The family whose stages a model's blocks are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// RMSNorm, rotary embedding, SwiGLU.
-    Llama,
-    /// LayerNorm, learned positions, GELU, biases.
-    Gpt2,
-}
-
 fn default_norm_eps() -> f64 {
     1e-5
 }
 
 fn default_rope_theta() -> f64 {
     10_000.0
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 fn default_init_std() -> f64 {
@@ -189,33 +249,57 @@ pub enum ModelConfigError {
         "model.heads = {heads} is not a multiple of model.kv_heads = {kv_heads}; each key-value head serves the same number of query heads"
     )]
     HeadGroups { heads: usize, kv_heads: usize },
-    /// The rotary embedding pairs the two halves of a head.
+    /// The rotary embedding pairs the two halves of what it turns.
     #[error(
-        "model.head_dim = {0} is odd; the rotary embedding pairs its two halves, choose an even width"
+        "model.head_dim = {head_dim} and model.rotary_share = {share} turn {turned} columns of a head, which is odd or 0; the rotary \
+         embedding pairs their two halves, choose an even number"
     )]
-    OddHeadDim(usize),
-    /// A feature of one family in a model of another.
-    #[error(
-        "model.{key} does not go with the rest of the model, which is of the family of {family}: these models have \
-         {expected}; this trainer has no family that mixes them"
-    )]
-    Mixed {
-        key: &'static str,
-        family: &'static str,
-        expected: &'static str,
+    OddRotary {
+        head_dim: usize,
+        share: f64,
+        turned: usize,
     },
+    /// A share that is none.
+    #[error("model.rotary_share = {0}; it must be above 0 and at most 1")]
+    RotaryShare(f64),
+    /// Factors for pairs that do not exist, or not for all that do.
+    #[error(
+        "model.rope_scaling has {factors} factors in {list}; the rotary embedding turns {pairs} pairs of columns, and each needs one"
+    )]
+    LongFactors {
+        list: &'static str,
+        factors: usize,
+        pairs: usize,
+    },
+    /// A temperature without the positions that it counts.
+    #[error(
+        "model.query_temperature counts positions in units of model.rope_scaling.original_max_position, which is not set"
+    )]
+    NoOriginal,
+    /// Layers that are listed do not fit the model.
+    #[error("model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order")]
+    NoRopeLayers(Vec<usize>),
+    /// A base for windows that no layer has.
+    #[error("model.window_rope_theta is for layers with a window, and model.sliding_window is not set")]
+    NoWindow,
     /// The layers without a window do not fit the model.
     #[error("model.full_attention_layers = {0:?}: {1}")]
     FullLayers(Vec<usize>, String),
-    /// Features that no one family has together.
+    /// No family has all features.
     #[error(
-        "no family that Hugging Face transformers knows has {0}; what is saved could not be loaded there. Llama has biases in \
-         all of attention (model.qkv_bias and o_bias together) and in the feed-forward layer (mlp_bias), Qwen2 qkv_bias \
-         alone, Qwen3 qk_norm with biases in all of attention or none, Phi-3 fused_projections with none of these and without \
-         rope_scaling; a sliding window goes with Qwen2 and Qwen3, or in every layer with a model without biases (Mistral, \
-         Phi-3)"
+        "no family that Hugging Face transformers knows has all features of this model, so what is saved could not be loaded \
+         there; {nearest} comes nearest, and lacks {lacked}"
     )]
-    NoFamily(String),
+    NoFamily {
+        nearest: &'static str,
+        lacked: String,
+    },
+    /// The family that is named lacks features.
+    #[error("model.family is {family}, whose files cannot say {lacked}; change that, or leave the family out")]
+    NotInFamily {
+        family: &'static str,
+        lacked: String,
+    },
     /// The experts do not fit together.
     #[error("model.experts: {0}")]
     Experts(String),
@@ -225,11 +309,6 @@ pub enum ModelConfigError {
     /// A loss of routers in a model without any.
     #[error("model.{0} is set, and the model has no experts; leave it out")]
     NoRouters(&'static str),
-    /// Features that no family with experts has together.
-    #[error(
-        "no family that Hugging Face transformers knows has these experts; what is saved could not be loaded there: {0}"
-    )]
-    NoFamilyOfExperts(String),
     /// A rate that drops everything, or less than nothing.
     #[error("model.dropout = {0}; it must be from 0 to below 1")]
     Dropout(f64),
@@ -242,233 +321,60 @@ pub enum ModelConfigError {
 }
 
 impl ModelConfig {
-    /// The family whose stages its blocks are made of: the one that has most of its features.
-    pub fn family(&self) -> Family {
-        let of_gpt2 = [
-            self.norm == NormKind::Layer,
-            self.activation == ActivationFunction::GeluTanh,
-            self.positions == PositionKind::Learned,
-            self.max_positions.is_some(),
-            self.biases,
-        ];
-        match 2 * of_gpt2.iter().filter(|is_so| **is_so).count() > of_gpt2.len() {
-            true => Family::Gpt2,
-            false => Family::Llama,
-        }
-    }
+    /// Llama's features, without sizes.
+    pub const PLAIN: ModelConfig = ModelConfig {
+        family: None,
+        hidden: 0,
+        layers: 0,
+        heads: 0,
+        kv_heads: 0,
+        head_dim: 0,
+        ffn: 0,
+        vocab: 0,
+        tie_embeddings: false,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        fused_projections: false,
+        qk_norm: false,
+        qk_norm_over: QkNormExtent::Head,
+        sliding_window: None,
+        full_attention_layers: Vec::new(),
+        norm: NormKind::Rms,
+        norm_placement: NormPlacement::Before,
+        activation: ActivationFunction::Swiglu,
+        positions: PositionKind::Rotary,
+        max_positions: None,
+        biases: false,
+        dropout: 0.0,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        rotary_share: 1.0,
+        window_rope_theta: None,
+        no_rope_layers: Vec::new(),
+        query_temperature: None,
+        embedding_multiplier: 1.0,
+        residual_multiplier: 1.0,
+        attention_multiplier: None,
+        logits_scaling: 1.0,
+        init_std: 0.02,
+        router_aux: 0.0,
+        router_aux_kind: RouterAuxKind::Pooled,
+        router_z_loss: 0.0,
+        experts: None,
+        latent: None,
+    };
 
-    /// Refuses features of one family in a model of the other.
-    fn check_family(&self) -> Result<(), ModelConfigError> {
-        let is_gpt2 = self.family() == Family::Gpt2;
-        let expected = |llama, gpt2| if is_gpt2 { gpt2 } else { llama };
-        let gelu = self.activation == ActivationFunction::GeluTanh;
-        let learned = self.positions == PositionKind::Learned;
-        let square = self.kv_heads == self.heads && self.q_width() == self.hidden;
-        let layer_norm = self.norm == NormKind::Layer;
-        let mixed = [
-            ("norm", layer_norm != is_gpt2, expected("rms", "layer")),
-            (
-                "activation",
-                gelu != is_gpt2,
-                expected("swiglu", "gelu_tanh"),
-            ),
-            (
-                "positions",
-                learned != is_gpt2,
-                expected("rotary", "learned"),
-            ),
-            (
-                "biases",
-                self.biases != is_gpt2,
-                expected("none there", "biases"),
-            ),
-            (
-                "max_positions",
-                self.max_positions.is_some() != is_gpt2,
-                expected("no table of positions", "one row for each position"),
-            ),
-            ("dropout", self.dropout > 0.0 && !is_gpt2, "none"),
-            (
-                "tie_embeddings",
-                is_gpt2 && !self.tie_embeddings,
-                "a tied head",
-            ),
-            ("qkv_bias", is_gpt2 && self.qkv_bias, "model.biases instead"),
-            ("o_bias", is_gpt2 && self.o_bias, "model.biases instead"),
-            ("mlp_bias", is_gpt2 && self.mlp_bias, "model.biases instead"),
-            ("qk_norm", is_gpt2 && self.qk_norm, "none"),
-            (
-                "sliding_window",
-                is_gpt2 && self.sliding_window.is_some(),
-                "none",
-            ),
-            (
-                "fused_projections",
-                is_gpt2 && self.fused_projections,
-                "a matrix of its own for all three",
-            ),
-            (
-                "rope_scaling",
-                is_gpt2 && self.rope_scaling.is_some(),
-                "none",
-            ),
-            ("experts", is_gpt2 && self.experts.is_some(), "none"),
-            ("latent", is_gpt2 && self.latent.is_some(), "none"),
-            (
-                "kv_heads",
-                is_gpt2 && !square,
-                "as many key-value heads as heads, together hidden wide",
-            ),
-        ];
-        match mixed.into_iter().find(|(_, is_wrong, _)| *is_wrong) {
-            None => Ok(()),
-            Some((key, _, what)) => Err(ModelConfigError::Mixed {
-                key,
-                family: expected("Llama", "GPT-2"),
-                expected: what,
-            }),
-        }
+    /// Whether a layer's queries and keys are turned by the rotary embedding.
+    pub fn turns(&self, layer: usize) -> bool {
+        self.positions == PositionKind::Rotary && !self.no_rope_layers.contains(&layer)
     }
 
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
         let is_full = self.full_attention_layers.contains(&layer);
         self.sliding_window.filter(|_| !is_full)
-    }
-
-    /// Hugging Face's name of the family like Llama that has these features.
-    pub(crate) fn llama_like(&self) -> Result<&'static str, ModelConfigError> {
-        if self.experts.is_some() || self.latent.is_some() {
-            return self.with_experts();
-        }
-        let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
-        let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());
-        let is_plain = !qkv && !o && !mlp && !self.qk_norm && !some_full;
-        let family = match () {
-            () if self.fused_projections => {
-                (is_plain && self.rope_scaling.is_none()).then_some("phi3")
-            }
-            () if self.qk_norm => (qkv == o && !mlp).then_some("qwen3"),
-            () if qkv && !o => (!mlp).then_some("qwen2"),
-            () if o && !qkv => None,
-            () if window.is_none() => Some("llama"),
-            () => is_plain.then_some("mistral"),
-        };
-        let features = [
-            ("fused_projections", self.fused_projections),
-            (
-                "rope_scaling",
-                self.fused_projections && self.rope_scaling.is_some(),
-            ),
-            ("qk_norm", self.qk_norm),
-            ("qkv_bias", qkv),
-            ("o_bias", o),
-            ("mlp_bias", mlp),
-            ("sliding_window", window.is_some()),
-            ("full_attention_layers", some_full),
-        ];
-        family.ok_or_else(|| {
-            let present = features.iter().filter(|(_, is_there)| *is_there);
-            let names: Vec<String> = present.map(|(key, _)| format!("model.{key}")).collect();
-            ModelConfigError::NoFamily(match &names[..] {
-                [one] => format!("{one} alone"),
-                several => several.join(" with "),
-            })
-        })
-    }
-
-    /// Hugging Face's name of the family with experts that has these features.
-    fn with_experts(&self) -> Result<&'static str, ModelConfigError> {
-        let refused = |problem: &str| Err(ModelConfigError::NoFamilyOfExperts(problem.into()));
-        let Some(experts) = &self.experts else {
-            return refused("model.latent goes with model.experts (DeepSeek-V2, V3)");
-        };
-        let never = [
-            ("sliding_window", self.sliding_window.is_some()),
-            ("fused_projections", self.fused_projections),
-            ("mlp_bias", self.mlp_bias),
-        ];
-        if let Some((key, _)) = never.iter().find(|(_, is_there)| *is_there) {
-            return refused(&format!("model.{key} goes with dense models alone"));
-        }
-        let is_softmax = experts.score == ScoreKind::Softmax;
-        let has_shared = experts.shared_ffn > 0;
-        let needs = |family, rules: &[(bool, &str)]| match rules.iter().find(|rule| !rule.0) {
-            None => Ok(family),
-            Some((_, rule)) => refused(&format!("in {family} {rule}")),
-        };
-        if self.latent.is_some() {
-            let family = if is_softmax {
-                "deepseek_v2"
-            } else {
-                "deepseek_v3"
-            };
-            let shared = has_shared && experts.shared_ffn.is_multiple_of(experts.ffn);
-            return needs(
-                family,
-                &[
-                    (
-                        !self.qkv_bias && !self.o_bias && !self.qk_norm,
-                        "attention has neither biases nor qk_norm",
-                    ),
-                    (self.kv_heads == self.heads, "kv_heads equals heads"),
-                    (
-                        shared && !experts.shared_gate,
-                        "shared_ffn is a multiple of experts.ffn, without a gate",
-                    ),
-                    (
-                        experts.first_dense().is_some(),
-                        "dense_layers are the first ones",
-                    ),
-                    (
-                        experts.choice_bias != is_softmax,
-                        "sigmoid scores come with choice_bias, and softmax without",
-                    ),
-                    (
-                        !is_softmax || !experts.normed,
-                        "softmax scores are not normed",
-                    ),
-                ],
-            );
-        }
-        let plain =
-            is_softmax && experts.factor == 1.0 && experts.groups == 1 && !experts.choice_bias;
-        let rules = [(
-            plain,
-            "scores are a plain softmax: factor, groups and choice_bias need model.latent",
-        )];
-        match () {
-            () if has_shared => needs(
-                "qwen2_moe",
-                &[
-                    rules[0],
-                    (
-                        self.qkv_bias && !self.o_bias && !self.qk_norm,
-                        "there is qkv_bias alone, as with every shared_ffn without model.latent",
-                    ),
-                    (experts.shared_gate, "shared experts have shared_gate"),
-                ],
-            ),
-            () if self.qk_norm => needs(
-                "qwen3_moe",
-                &[
-                    rules[0],
-                    (
-                        self.qkv_bias == self.o_bias,
-                        "all of attention has biases, or none",
-                    ),
-                ],
-            ),
-            () => needs(
-                "mixtral",
-                &[
-                    rules[0],
-                    (!self.qkv_bias && !self.o_bias, "there are no biases"),
-                    (experts.normed, "weights are normed"),
-                    (experts.dense_layers.is_empty(), "no layer is dense"),
-                ],
-            ),
-        }
     }
 
     /// Refuses experts and latents that do not fit, and losses of routers without experts.
@@ -533,8 +439,50 @@ impl ModelConfig {
 
     /// Columns of a head that the rotary embedding turns.
     pub fn rotary_dim(&self) -> usize {
-        let latent = self.latent.as_ref();
-        latent.map_or(self.head_dim, |latent| latent.rotary_dim)
+        match &self.latent {
+            Some(latent) => latent.rotary_dim,
+            None => (self.head_dim as f64 * self.rotary_share) as usize,
+        }
+    }
+
+    /// Refuses a rotary embedding that does not fit heads, layers or windows.
+    fn check_rotary(&self) -> Result<(), ModelConfigError> {
+        let (head_dim, share, turned) = (self.head_dim, self.rotary_share, self.rotary_dim());
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(ModelConfigError::RotaryShare(share));
+        }
+        if self.positions == PositionKind::Rotary && (turned == 0 || !turned.is_multiple_of(2)) {
+            return Err(ModelConfigError::OddRotary {
+                head_dim,
+                share,
+                turned,
+            });
+        }
+        let scaling = self.rope_scaling.as_ref();
+        for (list, factors) in scaling.into_iter().flat_map(RopeScaling::by_pair) {
+            let (factors, pairs) = (factors.len(), turned / 2);
+            if factors != pairs {
+                return Err(ModelConfigError::LongFactors {
+                    list,
+                    factors,
+                    pairs,
+                });
+            }
+        }
+        let original = scaling.and_then(RopeScaling::original_max_position);
+        if self.query_temperature.is_some() && original.is_none() {
+            return Err(ModelConfigError::NoOriginal);
+        }
+        if self.window_rope_theta.is_some() && self.sliding_window.is_none() {
+            return Err(ModelConfigError::NoWindow);
+        }
+        let still = &self.no_rope_layers;
+        match still.is_sorted_by(|one, next| one < next)
+            && still.last().is_none_or(|last| *last < self.layers)
+        {
+            true => Ok(()),
+            false => Err(ModelConfigError::NoRopeLayers(still.clone())),
+        }
     }
 
     /// Width of all query heads together.
@@ -570,11 +518,17 @@ impl ModelConfig {
         }
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes make a model, and that a family of files has all its features.
     ///
     /// # Errors
     /// The first key that is wrong, with what it should be.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
+        self.check_sizes()?;
+        self.family().map(|_| ())
+    }
+
+    /// Checks that the sizes make a model.
+    pub(crate) fn check_sizes(&self) -> Result<(), ModelConfigError> {
         let sizes = [
             ("hidden", self.hidden),
             ("layers", self.layers),
@@ -597,17 +551,8 @@ impl ModelConfig {
                 kv_heads: self.kv_heads,
             });
         }
-        self.check_family()?;
         self.check_full_layers()?;
-        if self.family() == Family::Llama {
-            self.llama_like()?;
-        }
-        if self.positions == PositionKind::Rotary
-            && self.latent.is_none()
-            && !self.head_dim.is_multiple_of(2)
-        {
-            return Err(ModelConfigError::OddHeadDim(self.head_dim));
-        }
+        self.check_rotary()?;
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(ModelConfigError::Dropout(self.dropout));
         }
@@ -615,6 +560,18 @@ impl ModelConfig {
             ("norm_eps", self.norm_eps),
             ("rope_theta", self.rope_theta),
             ("init_std", self.init_std),
+            (
+                "window_rope_theta",
+                self.window_rope_theta.unwrap_or(self.rope_theta),
+            ),
+            ("query_temperature", self.query_temperature.unwrap_or(1.0)),
+            ("embedding_multiplier", self.embedding_multiplier),
+            ("residual_multiplier", self.residual_multiplier),
+            (
+                "attention_multiplier",
+                self.attention_multiplier.unwrap_or(1.0),
+            ),
+            ("logits_scaling", self.logits_scaling),
         ];
         let scaling = self.rope_scaling.iter().flat_map(RopeScaling::positive);
         match reals

@@ -186,13 +186,6 @@ impl ExpertsConfig {
     pub fn are_in(&self, layer: usize) -> bool {
         !self.dense_layers.contains(&layer)
     }
-
-    /// How many layers come before the first with experts, if no later one is dense.
-    pub(crate) fn first_dense(&self) -> Option<usize> {
-        let dense = &self.dense_layers;
-        let is_prefix = dense.iter().enumerate().all(|(at, layer)| at == *layer);
-        is_prefix.then_some(dense.len())
-    }
 }
 
 impl LatentConfig {

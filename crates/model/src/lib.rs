@@ -72,7 +72,8 @@ pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{
-    ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
+    ActivationFunction, ModelConfig, ModelConfigError, NormKind, NormPlacement, PositionKind,
+    QkNormExtent,
 };
 pub use deferred_gradients::DeferredGradients;
 pub use error::{ModelError, Result};
@@ -82,7 +83,7 @@ pub use fp8_underflows::UnderflowShare;
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
-    HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
+    Family, HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
     ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import, import_adapter,
     loading_bytes, parameters_of_files, saving_bytes, write_adapter, write_model,
 };

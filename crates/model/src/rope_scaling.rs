@@ -48,6 +48,22 @@ pub enum RopeScaling {
         #[serde(default = "default_truncate")]
         truncate: bool,
     },
+    /// LongRoPE (Ding et al. 2024). The wavelength of each pair is stretched by a factor of its own: a short one for sequences of
+    /// at most `original_max_position` tokens, else a long one.
+    #[serde(rename = "longrope")]
+    LongRope {
+        /// How far the context is stretched.
+        factor: f64,
+        /// Context length of the original training.
+        original_max_position: usize,
+        /// A factor for each pair, in sequences that are no longer than that.
+        short_factor: Vec<f64>,
+        /// A factor for each pair, in longer ones.
+        long_factor: Vec<f64>,
+        /// Factor of cosines and sines, however long a sequence; none: `sqrt(1 + ln(factor) / ln(original_max_position))`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attention_factor: Option<f64>,
+    },
 }
 
 fn default_beta_fast() -> f64 {
@@ -70,14 +86,31 @@ pub(crate) fn yarn_attention_factor(factor: f64, weight: f64) -> f64 {
     }
 }
 
+/// The factor on cosines and sines that the paper suggests for LongRoPE.
+fn long_attention_factor(factor: f64, original_max_position: usize) -> f64 {
+    match factor > 1.0 {
+        true => (1.0 + factor.ln() / (original_max_position as f64).ln()).sqrt(),
+        false => 1.0,
+    }
+}
+
 impl RopeScaling {
     /// The names of the kinds.
-    pub const KINDS: &'static [&'static str] = &["llama3", "linear", "yarn"];
+    pub const KINDS: &'static [&'static str] = &["llama3", "linear", "yarn", "longrope"];
 
     /// The keys that a kind needs, and its optional ones.
     pub fn keys(kind: &str) -> [&'static [&'static str]; 2] {
         match kind {
             "linear" => [&["factor"], &[]],
+            "longrope" => [
+                &[
+                    "factor",
+                    "original_max_position",
+                    "short_factor",
+                    "long_factor",
+                ],
+                &["attention_factor"],
+            ],
             "yarn" => [
                 &["factor", "original_max_position"],
                 &[
@@ -105,7 +138,8 @@ impl RopeScaling {
         match self {
             RopeScaling::Linear { factor }
             | RopeScaling::Llama3 { factor, .. }
-            | RopeScaling::Yarn { factor, .. } => *factor,
+            | RopeScaling::Yarn { factor, .. }
+            | RopeScaling::LongRope { factor, .. } => *factor,
         }
     }
 
@@ -120,7 +154,23 @@ impl RopeScaling {
             | RopeScaling::Yarn {
                 original_max_position,
                 ..
+            }
+            | RopeScaling::LongRope {
+                original_max_position,
+                ..
             } => Some(*original_max_position),
+        }
+    }
+
+    /// The lists that have a factor for each pair, by their keys.
+    pub(crate) fn by_pair(&self) -> Vec<(&'static str, &[f64])> {
+        match self {
+            RopeScaling::LongRope {
+                short_factor,
+                long_factor,
+                ..
+            } => vec![("short_factor", short_factor), ("long_factor", long_factor)],
+            _ => Vec::new(),
         }
     }
 
@@ -155,6 +205,18 @@ impl RopeScaling {
                     attention_factor.unwrap_or(1.0),
                 ),
             ]),
+            RopeScaling::LongRope {
+                short_factor,
+                long_factor,
+                attention_factor,
+                ..
+            } => {
+                let short = short_factor.iter();
+                positive.extend(short.map(|it| ("rope_scaling.short_factor", *it)));
+                let long = long_factor.iter();
+                positive.extend(long.map(|it| ("rope_scaling.long_factor", *it)));
+                positive.extend(attention_factor.map(|it| ("rope_scaling.attention_factor", it)));
+            }
         }
         positive
     }
@@ -168,6 +230,12 @@ impl RopeScaling {
                 attention_factor,
                 ..
             } => attention_factor.unwrap_or_else(|| yarn_attention_factor(*factor, 1.0)),
+            RopeScaling::LongRope {
+                factor,
+                original_max_position,
+                attention_factor,
+                ..
+            } => attention_factor.unwrap_or_else(|| long_attention_factor(*factor, *original_max_position)),
         }
     }
 
@@ -183,8 +251,17 @@ impl RopeScaling {
         }
     }
 
-    /// Stretches `frequencies`, radians per position of each pair, which were made from the base `theta`.
-    pub(crate) fn stretch(&self, frequencies: &mut [f64], theta: f64) {
+    /// The same, where the ends of YaRN's blended pairs are rounded.
+    pub(crate) fn truncated(mut self) -> RopeScaling {
+        if let RopeScaling::Yarn { truncate, .. } = &mut self {
+            *truncate = true;
+        }
+        self
+    }
+
+    /// Stretches `frequencies`, radians per position of each pair, which were made from the base `theta`, for sequences of
+    /// `seq` tokens.
+    pub(crate) fn stretch(&self, frequencies: &mut [f64], theta: f64, seq: usize) {
         let pairs = frequencies.len() as f64;
         for (pair, frequency) in frequencies.iter_mut().enumerate() {
             *frequency *= match self {
@@ -203,6 +280,15 @@ impl RopeScaling {
                     let [first, last] = self.blended_pairs(pairs, theta);
                     kept_and_stretched(1.0 - (pair as f64 - first) / (last - first), *factor)
                 }
+                RopeScaling::LongRope {
+                    original_max_position,
+                    short_factor,
+                    long_factor,
+                    ..
+                } => match seq > *original_max_position {
+                    true => 1.0 / long_factor[pair],
+                    false => 1.0 / short_factor[pair],
+                },
             };
         }
     }
@@ -247,7 +333,7 @@ mod tests {
         let plain = (0..16).map(|pair| 10_000f64.powf(-f64::from(pair) / 16.0));
         let plain: Vec<f64> = plain.collect();
         let mut stretched = plain.clone();
-        scaling.stretch(&mut stretched, 10_000.0);
+        scaling.stretch(&mut stretched, 10_000.0, 1);
         let ratios = plain.iter().zip(stretched);
         ratios.map(|(plain, stretched)| plain / stretched).collect()
     }

@@ -10,9 +10,10 @@ use crate::stages::{
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    ExpertsConfig, FeedForwardSpec, Fp8Layer, LatentConfig, Linear, ModelConfig, SharingRanks,
+    ExpertsConfig, Family, FeedForwardSpec, Fp8Layer, LatentConfig, Linear, ModelConfig, SharingRanks,
     Stage,
 };
+use crate::hugging_face::ExpertNames;
 use memory::Layer;
 use std::rc::Rc;
 
@@ -185,11 +186,11 @@ fn experts_of(
 ) -> Vec<Box<dyn Stage>> {
     let (hidden, ffn) = (config.hidden, experts.ffn);
     let (count, choices) = (experts.count, experts.chosen);
-    let (module, parts) = names_in_files(config);
+    let ExpertNames { module, up, down } = names_of_experts(config);
     let gate = format!("{module}.gate");
     let files = |end, parts| ExpertFiles { end, module, parts };
-    let up = files("mlp.experts.gate_up_proj", parts.0);
-    let down = files("mlp.experts.down_proj", parts.1);
+    let up = files("mlp.experts.gate_up_proj", up);
+    let down = files("mlp.experts.down_proj", down);
     let mut stages: Vec<Box<dyn Stage>> = vec![
         Box::new(Projection {
             name: "moe_router",
@@ -244,17 +245,10 @@ fn experts_of(
     stages
 }
 
-/// The module of experts in files, and the parts of gate and up, and of the way down.
-fn names_in_files(
-    config: &ModelConfig,
-) -> (
-    &'static str,
-    (&'static [&'static str], &'static [&'static str]),
-) {
-    match config.llama_like() {
-        Ok("mixtral") => ("block_sparse_moe", (&["w1", "w3"], &["w2"])),
-        _ => ("mlp", (&["gate_proj", "up_proj"], &["down_proj"])),
-    }
+/// How files name experts. A test's model may have features that no family has.
+fn names_of_experts(config: &ModelConfig) -> ExpertNames {
+    let family = config.family();
+    family.map_or(ExpertNames::USUAL, Family::experts)
 }
 
 /// Qwen2-MoE has one shared expert, and DeepSeek several, which are one matrix in its files too.

@@ -3,7 +3,7 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, BlockSpec, Family, Labels, ModelConfig, Parameters};
+use crate::{Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, Parameters};
 use std::rc::Rc;
 
 impl Architecture {
@@ -28,9 +28,9 @@ impl Architecture {
         attention: Attention,
         parameters: Parameters,
     ) -> Architecture {
-        match config.family() {
-            Family::Gpt2 => gpt2::architecture(config, blocks, attention, parameters),
-            Family::Llama => llama::architecture(config, blocks, attention, parameters),
+        match config.norm {
+            NormKind::Layer => gpt2::architecture(config, blocks, attention, parameters),
+            NormKind::Rms => llama::architecture(config, blocks, attention, parameters),
         }
     }
 }

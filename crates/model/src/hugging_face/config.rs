@@ -1,9 +1,10 @@
 //! `config.json` as Hugging Face writes it.
 
-use super::keys::{HfConfigError, causal_lm, without_aliases};
+use super::Quantisation;
+use super::families::{Family, Saved};
+use super::keys::HfConfigError;
 use super::rope::max_position;
-use super::{Quantisation, gpt2, llama};
-use crate::{Family, ModelConfig, RopeScaling};
+use crate::{ModelConfig, RopeScaling};
 use files::unique_json;
 use memory::DType;
 use serde_json::Value;
@@ -15,8 +16,10 @@ impl ModelConfig {
     /// [`HfConfigError`] that names the key.
     pub fn from_hf(text: &str) -> Result<ModelConfig, HfConfigError> {
         let json: Value = unique_json(text)?;
-        let family = json["model_type"].as_str().map(str::to_owned);
-        let family = &family.ok_or(HfConfigError::Key("model_type", "a string"))?[..];
+        let model_type = json["model_type"].as_str();
+        let model_type = model_type.ok_or(HfConfigError::Key("model_type", "a string"))?;
+        let family = Family::find(model_type);
+        let family = family.ok_or_else(|| HfConfigError::Family(model_type.into()))?;
         check_architecture(&json, family)?;
         Quantisation::read(&json)?;
         let layers = &json["per_layer_config"];
@@ -24,10 +27,12 @@ impl ModelConfig {
             let value = layers.to_string();
             return Err(HfConfigError::Unsupported("per_layer_config", value));
         }
-        let json = without_aliases(json, family);
-        let config = match family {
-            "gpt2" => gpt2::read(&json)?,
-            _ => llama::read(&json, family)?,
+        let config = family.read(&json)?;
+        config.check_sizes()?;
+        let is_named = config.family().ok() != Some(family) && family.has(&config);
+        let config = ModelConfig {
+            family: is_named.then_some(family),
+            ..config
         };
         config.validate()?;
         Ok(config)
@@ -48,10 +53,10 @@ impl ModelConfig {
 
     /// The text of a `config.json` for a model made here, trained on sequences of `seq` tokens, with weights of `dtype`.
     pub fn to_hf(&self, seq: usize, dtype: DType) -> String {
-        let json = match self.family() {
-            Family::Llama => llama::write(self, seq, dtype_name(dtype)),
-            Family::Gpt2 => gpt2::write(self, dtype_name(dtype)),
-        };
+        let family = self.family();
+        let family = family.expect("it was refused where the configuration was read");
+        let dtype = dtype_name(dtype);
+        let json = family.write(self, &Saved { seq, dtype });
         format!("{json:#}\n")
     }
 }
@@ -65,20 +70,19 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Refuses model types that are not known, and classes without the language model's head.
-fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
-    let known = causal_lm(family).ok_or_else(|| HfConfigError::Family(family.into()))?;
+/// Refuses classes without the language model's head.
+fn check_architecture(json: &Value, family: Family) -> Result<(), HfConfigError> {
     let named = match &json["architectures"] {
         Value::Null => return Ok(()),
         named => named.as_array(),
     };
     let named = named.ok_or(HfConfigError::Key("architectures", "a list of names"))?;
-    match named.iter().find(|name| **name != known) {
+    match named.iter().find(|name| **name != family.class()) {
         None => Ok(()),
         Some(other) => Err(HfConfigError::Architecture {
             found: other.as_str().map_or(other.to_string(), Into::into),
-            family: family.into(),
-            known,
+            family: family.name().into(),
+            known: family.class(),
         }),
     }
 }

@@ -1,5 +1,6 @@
 //! Keys of a `config.json`, one value at a time, and what can be wrong with them.
 
+use super::families::Family;
 use crate::ModelConfigError;
 use serde_json::Value;
 
@@ -15,8 +16,8 @@ pub enum HfConfigError {
     Key(&'static str, &'static str),
     /// Another architecture.
     #[error(
-        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3, mixtral, qwen2_moe, \
-         qwen3_moe, deepseek_v2, deepseek_v3 and gpt2"
+        "model_type `{0}` is not supported; this trainer knows {known}",
+        known = Family::NAMES.join(", ")
     )]
     Family(String),
     /// A known model type with another head than the language model's, or with none.
@@ -41,47 +42,108 @@ pub enum HfConfigError {
     Config(#[from] ModelConfigError),
 }
 
-/// The known model types, each with its class that has the language model's head.
-const ARCHITECTURES: [(&str, &str); 11] = [
-    ("llama", "LlamaForCausalLM"),
-    ("mistral", "MistralForCausalLM"),
-    ("qwen2", "Qwen2ForCausalLM"),
-    ("qwen3", "Qwen3ForCausalLM"),
-    ("phi3", "Phi3ForCausalLM"),
-    ("mixtral", "MixtralForCausalLM"),
-    ("qwen2_moe", "Qwen2MoeForCausalLM"),
-    ("qwen3_moe", "Qwen3MoeForCausalLM"),
-    ("deepseek_v2", "DeepseekV2ForCausalLM"),
-    ("deepseek_v3", "DeepseekV3ForCausalLM"),
-    ("gpt2", "GPT2LMHeadModel"),
-];
+/// The keys of a `config.json`.
+pub(super) struct Keys<'a>(pub(super) &'a Value);
 
-/// Names of transformers' attribute maps, by family: the first stands for the second, and wins where a file has both.
-const ALIASES: [(&str, &str, &str); 8] = [
-    ("mixtral", "num_experts", "num_local_experts"),
-    ("qwen3_moe", "num_local_experts", "num_experts"),
-    ("deepseek_v2", "num_experts", "n_routed_experts"),
-    ("deepseek_v3", "num_local_experts", "n_routed_experts"),
-    ("gpt2", "hidden_size", "n_embd"),
-    ("gpt2", "num_hidden_layers", "n_layer"),
-    ("gpt2", "num_attention_heads", "n_head"),
-    ("gpt2", "max_position_embeddings", "n_positions"),
-];
+impl<'a> Keys<'a> {
+    /// The value of a key; null if it is missing.
+    pub(super) fn get(&self, key: &str) -> &'a Value {
+        &self.0[key]
+    }
 
-/// The same file with each value under the one name by which it is read here.
-pub(super) fn without_aliases(mut json: Value, family: &str) -> Value {
-    for (_, alias, key) in ALIASES.iter().filter(|(of, ..)| *of == family) {
-        if !json[*alias].is_null() {
-            json[*key] = json[*alias].take();
+    /// Whether a key is missing; one that is null is not.
+    pub(super) fn is_missing(&self, key: &str) -> bool {
+        self.0.get(key).is_none()
+    }
+
+    /// Whether a key is missing or null.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.get(key).is_null()
+    }
+
+    /// A number, or what stands for one that is missing or null.
+    pub(super) fn number_or(&self, key: &'static str, or: f64) -> Result<f64, HfConfigError> {
+        Ok(number(self.0, key)?.unwrap_or(or))
+    }
+
+    /// A whole number.
+    pub(super) fn size(&self, key: &'static str) -> Result<usize, HfConfigError> {
+        let size = self.get(key).as_u64().map(|size| size as usize);
+        size.ok_or(HfConfigError::Key(key, "a positive whole number"))
+    }
+
+    /// A whole number, if it is neither missing nor null.
+    pub(super) fn optional_size(&self, key: &'static str) -> Result<Option<usize>, HfConfigError> {
+        match self.is_null(key) {
+            true => Ok(None),
+            false => self.size(key).map(Some),
         }
     }
-    json
-}
 
-/// A model type's class that has the language model's head, if the type is known.
-pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
-    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
-    known.map(|(_, class)| *class)
+    /// A whole number, or what stands for one that is missing or null.
+    pub(super) fn size_or(&self, key: &'static str, or: usize) -> Result<usize, HfConfigError> {
+        Ok(self.optional_size(key)?.unwrap_or(or))
+    }
+
+    /// A switch, or what stands for one that is missing or null.
+    pub(super) fn flag_or(&self, key: &'static str, or: bool) -> Result<bool, HfConfigError> {
+        match self.get(key) {
+            Value::Null => Ok(or),
+            value => value
+                .as_bool()
+                .ok_or(HfConfigError::Key(key, "true or false")),
+        }
+    }
+
+    /// A list of layers, each below `layers`; none if it is missing or null.
+    pub(super) fn layers(
+        &self,
+        key: &'static str,
+        layers: usize,
+    ) -> Result<Vec<usize>, HfConfigError> {
+        let layer = |value: &Value| {
+            let layer = value.as_u64().filter(|layer| *layer < layers as u64);
+            layer.map(|layer| layer as usize)
+        };
+        let listed = match self.get(key) {
+            Value::Null => Some(Vec::new()),
+            Value::Array(list) => list.iter().map(layer).collect(),
+            _ => None,
+        };
+        listed.ok_or(HfConfigError::Key(
+            key,
+            "a list of layers, each a whole number below `num_hidden_layers`",
+        ))
+    }
+
+    /// Refuses a key whose value would change the arithmetic.
+    pub(super) fn refuse(&self, key: &'static str, is_wrong: bool) -> Result<(), HfConfigError> {
+        match is_wrong {
+            true => Err(HfConfigError::Unsupported(key, self.get(key).to_string())),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a name that is none of these.
+    pub(super) fn refuse_other(
+        &self,
+        key: &'static str,
+        known: &[&str],
+    ) -> Result<(), HfConfigError> {
+        let name = self.get(key).as_str();
+        self.refuse(key, name.is_some_and(|name| !known.contains(&name)))
+    }
+
+    /// Refuses experts in a file of a dense family.
+    pub(super) fn refuse_experts(&self) -> Result<(), HfConfigError> {
+        let experts = self.get("num_experts").as_u64();
+        self.refuse("num_experts", experts.is_some_and(|experts| experts > 1))
+    }
+
+    /// Refuses `mlp_bias` in a family whose class ignores it: a file that sets it describes another model.
+    pub(super) fn refuse_mlp_bias(&self) -> Result<(), HfConfigError> {
+        self.refuse("mlp_bias", *self.get("mlp_bias") == true)
+    }
 }
 
 /// A number that may be left out.
@@ -92,29 +154,5 @@ pub(super) fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfC
             .as_f64()
             .map(Some)
             .ok_or(HfConfigError::Key(key, "a number")),
-    }
-}
-
-/// A whole number.
-pub(super) fn size(json: &Value, key: &'static str) -> Result<usize, HfConfigError> {
-    let size = json[key].as_u64().map(|size| size as usize);
-    size.ok_or(HfConfigError::Key(key, "a positive whole number"))
-}
-
-/// A whole number that may be left out.
-pub(super) fn size_or(json: &Value, key: &'static str, or: usize) -> Result<usize, HfConfigError> {
-    match json[key].is_null() {
-        true => Ok(or),
-        false => size(json, key),
-    }
-}
-
-/// A switch that may be left out.
-pub(super) fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigError> {
-    match &json[key] {
-        Value::Null => Ok(false),
-        value => value
-            .as_bool()
-            .ok_or(HfConfigError::Key(key, "true or false")),
     }
 }

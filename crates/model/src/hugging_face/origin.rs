@@ -1,7 +1,7 @@
 //! The files that came with a model beside its weights. They are saved with it.
 
 use super::config::dtype_name;
-use super::experts::PREDICTORS;
+use super::families::PREDICTORS;
 use crate::ModelConfig;
 use memory::DType;
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! The rotary embedding in a `config.json`: `rope_theta` and `rope_scaling`, or both as `rope_parameters` in newer files.
 //! Where a file has both forms, transformers decides which counts, and this does the same.
 
-use super::keys::{HfConfigError, number};
+use super::keys::{HfConfigError, Keys, number};
 use crate::rope_scaling::yarn_attention_factor;
 use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
@@ -28,24 +28,122 @@ fn number_here_or_beside(json: &Value, key: &'static str) -> Result<Option<f64>,
     }
 }
 
-/// The base of the wavelengths.
-pub(super) fn theta(json: &Value, family: &str) -> Result<f64, HfConfigError> {
-    let given = number_here_or_beside(json, "rope_theta")?;
-    Ok(given.unwrap_or(if family == "mixtral" { 1e6 } else { 10_000.0 }))
+/// What transformers' class assumes of the rotary embedding.
+pub(super) struct Assumed {
+    /// The base of the wavelengths.
+    pub(super) theta: f64,
+    /// The share of a head that is turned; none: all of it, whatever a file says.
+    pub(super) share: Option<f64>,
 }
 
-/// How the wavelengths are stretched.
-pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError> {
-    let (key, scaling) = parameters(json)?;
-    let unsupported = |what: &str| Err(HfConfigError::Unsupported(key, what.into()));
+impl Assumed {
+    /// What Llama's class assumes.
+    pub(super) const LLAMA: Assumed = Assumed {
+        theta: 10_000.0,
+        share: None,
+    };
+}
+
+/// The rotary embedding that a file describes.
+#[derive(PartialEq)]
+pub(super) struct Rope {
+    /// The base of the wavelengths.
+    pub(super) theta: f64,
+    /// The share of a head that is turned.
+    pub(super) share: f64,
+    /// How wavelengths are stretched.
+    pub(super) scaling: Option<RopeScaling>,
+}
+
+/// Reads the rotary embedding of all layers.
+pub(super) fn read(keys: &Keys, assumed: &Assumed) -> Result<Rope, HfConfigError> {
+    let (key, given) = parameters(keys.0)?;
     // Such a file has separate parameters for each kind of layer.
-    if scaling["full_attention"].is_object() || scaling["sliding_attention"].is_object() {
-        return unsupported(&scaling.to_string());
+    if KINDS.iter().any(|kind| given[*kind].is_object()) {
+        return Err(HfConfigError::Unsupported(key, given.to_string()));
     }
-    const SHARE: &str = "partial_rotary_factor";
-    if let Some(share) = number_here_or_beside(json, SHARE)?.filter(|share| *share != 1.0) {
-        return Err(HfConfigError::Unsupported(SHARE, share.to_string()));
+    let theta = number_here_or_beside(keys.0, "rope_theta")?;
+    Ok(Rope {
+        theta: theta.unwrap_or(assumed.theta),
+        share: share(keys, assumed)?,
+        scaling: scaling(keys.0, (key, given))?,
+    })
+}
+
+/// A number that must stand with the parameters of the rotary embedding.
+pub(super) fn required(keys: &Keys, key: &'static str) -> Result<f64, HfConfigError> {
+    let number = number(parameters(keys.0)?.1, key)?;
+    number.ok_or(HfConfigError::Key(key, "a number beside rope_type"))
+}
+
+/// The kinds of layers, where they have parameters of their own.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// Reads the rotary embeddings of layers without a window, and of those with one, which have parameters of their own. Older
+/// files have those of the former alone; the latter then have the assumed base.
+pub(super) fn read_by_kind(keys: &Keys, assumed: &Assumed) -> Result<[Rope; 2], HfConfigError> {
+    const KEY: &str = "rope_parameters";
+    let by_kind = keys.get(KEY);
+    let older = keys.get("rope_scaling");
+    let has_kinds = KINDS.iter().any(|kind| by_kind[*kind].is_object());
+    // transformers merges the one into the other, or ignores one.
+    keys.refuse(KEY, !by_kind.is_null() && (!has_kinds || !older.is_null()))?;
+    keys.refuse("rope_scaling", older["rope_type"].is_null() && !older["type"].is_null())?;
+    share(keys, assumed)?;
+    let of_kind = |given: &Value, theta: Option<f64>| -> Result<Rope, HfConfigError> {
+        let scaling = scaling(keys.0, (KEY, given))?;
+        Ok(Rope {
+            theta: number(given, "rope_theta")?.or(theta).unwrap_or(assumed.theta),
+            share: 1.0,
+            // transformers looks for `truncate` elsewhere, and does not find it.
+            scaling: scaling.map(RopeScaling::truncated),
+        })
+    };
+    let full = if has_kinds { &by_kind[KINDS[0]] } else { older };
+    Ok([
+        of_kind(full, number(keys.0, "rope_theta")?)?,
+        of_kind(&by_kind[KINDS[1]], None)?,
+    ])
+}
+
+/// Writes rotary embeddings by kind of layer, in place of one for all.
+pub(super) fn write_by_kind(config: &ModelConfig, json: &mut Value) {
+    let of_kind = |theta: f64, scaling: Option<&RopeScaling>| {
+        let mut written = scaling.map_or(json!({"rope_type": "default"}), written);
+        written["rope_theta"] = json!(theta);
+        written
+    };
+    let scaling = config.rope_scaling.as_ref();
+    let full = of_kind(config.rope_theta, scaling);
+    let sliding = match config.window_rope_theta {
+        Some(theta) => of_kind(theta, None),
+        None => full.clone(),
+    };
+    for key in ["rope_theta", "rope_scaling"] {
+        let keys = json.as_object_mut();
+        keys.expect("it was made as an object").shift_remove(key);
     }
+    json["rope_parameters"] = json!({KINDS[0]: full, KINDS[1]: sliding});
+}
+
+/// The share of a head that is turned.
+fn share(keys: &Keys, assumed: &Assumed) -> Result<f64, HfConfigError> {
+    const KEY: &str = "partial_rotary_factor";
+    let given = number_here_or_beside(keys.0, KEY)?;
+    match (given, assumed.share) {
+        (Some(share), None) if share != 1.0 => {
+            Err(HfConfigError::Unsupported(KEY, share.to_string()))
+        }
+        (given, assumed) => Ok(given.or(assumed).unwrap_or(1.0)),
+    }
+}
+
+/// How the wavelengths are stretched by these parameters, which stand at `key`.
+fn scaling(
+    json: &Value,
+    (key, scaling): (&'static str, &Value),
+) -> Result<Option<RopeScaling>, HfConfigError> {
+    let unsupported = |what: &str| Err(HfConfigError::Unsupported(key, what.into()));
     let required = |key: &'static str| {
         let number = number(scaling, key)?;
         number.ok_or(HfConfigError::Key(key, "a number"))
@@ -100,6 +198,46 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
     })
 }
 
+/// Reads Phi-3's rotary embedding, which LongRoPE stretches, or nothing.
+pub(super) fn read_phi3(keys: &Keys, assumed: &Assumed) -> Result<Rope, HfConfigError> {
+    let theta = number_here_or_beside(keys.0, "rope_theta")?;
+    Ok(Rope {
+        theta: theta.unwrap_or(assumed.theta),
+        share: share(keys, assumed)?,
+        scaling: long_rope(keys)?,
+    })
+}
+
+/// LongRoPE, which older files of Phi-3 call by other names.
+fn long_rope(keys: &Keys) -> Result<Option<RopeScaling>, HfConfigError> {
+    let (key, given) = parameters(keys.0)?;
+    let kind = match &given["rope_type"] {
+        Value::Null => &given["type"],
+        kind => kind,
+    };
+    match kind.as_str() {
+        None | Some("default") => return Ok(None),
+        Some("longrope" | "su" | "yarn") => {}
+        Some(other) => return Err(HfConfigError::Unsupported(key, other.into())),
+    }
+    let factors = |key: &'static str| {
+        let list = given[key].as_array();
+        let list = list.and_then(|list| list.iter().map(Value::as_f64).collect());
+        list.ok_or(HfConfigError::Key(key, "a list of numbers"))
+    };
+    // transformers takes no other, and assumes this one.
+    let original = keys.size_or("original_max_position_embeddings", 4096)?;
+    let most = keys.number_or("max_position_embeddings", 4096.0)?;
+    let factor = number(given, "factor")?.unwrap_or(most / original.max(1) as f64);
+    Ok(Some(RopeScaling::LongRope {
+        factor,
+        original_max_position: original,
+        short_factor: factors("short_factor")?,
+        long_factor: factors("long_factor")?,
+        attention_factor: number(given, "attention_factor")?,
+    }))
+}
+
 /// The context of the original training: from the file's own key, else from the scaling's, else the longest context.
 /// transformers looks for it in this order when it makes the model, whatever its configuration says before.
 fn original_max_position(json: &Value, scaling: &Value) -> Result<usize, HfConfigError> {
@@ -149,6 +287,20 @@ pub(super) fn written(scaling: &RopeScaling) -> Value {
             "attention_factor": attention_factor,
             "mscale_all_dim": mscale_all_dim,
             "truncate": truncate,
+        }),
+        RopeScaling::LongRope {
+            factor,
+            original_max_position,
+            short_factor,
+            long_factor,
+            attention_factor,
+        } => json!({
+            "rope_type": "longrope",
+            "factor": factor,
+            "original_max_position_embeddings": original_max_position,
+            "short_factor": short_factor,
+            "long_factor": long_factor,
+            "attention_factor": attention_factor,
         }),
     }
 }

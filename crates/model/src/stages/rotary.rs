@@ -31,7 +31,7 @@ impl Rotary {
     /// Hugging Face and PyTorch. The backward pass multiplies by the same values, so gradients are scaled by the
     /// amplitude too.
     fn table(&self, seq: usize) -> Vec<f32> {
-        let frequencies = self.frequencies().into_iter();
+        let frequencies = self.frequencies(seq).into_iter();
         let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();
         let angles = (0..seq).flat_map(|position| {
             let frequencies = frequencies.iter();
@@ -45,13 +45,13 @@ impl Rotary {
         values.map(|value| value as f32).collect()
     }
 
-    /// Radians per position of each pair.
-    fn frequencies(&self) -> Vec<f64> {
+    /// Radians per position of each pair, in sequences of `seq` tokens.
+    fn frequencies(&self, seq: usize) -> Vec<f64> {
         let pairs = self.head_dim / 2;
         let plain = (0..pairs).map(|pair| self.theta.powf(-(pair as f64) / pairs as f64));
         let mut frequencies: Vec<f64> = plain.collect();
         if let Some(scaling) = &self.scaling {
-            scaling.stretch(&mut frequencies, self.theta);
+            scaling.stretch(&mut frequencies, self.theta, seq);
         }
         frequencies
     }
@@ -92,8 +92,8 @@ mod tests {
             original_max_position: 8192,
         };
         let (plain, scaled) = (
-            rotary(None).frequencies(),
-            rotary(Some(scaling)).frequencies(),
+            rotary(None).frequencies(3),
+            rotary(Some(scaling)).frequencies(3),
         );
         assert_eq!(plain[0], scaled[0]);
         assert!((plain[63] / scaled[63] - 8.0).abs() < 1e-12);

@@ -1,52 +1,52 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::keys::{HfConfigError, flag, number, size, size_or};
+use super::{Description, ExpertNames, Saved};
 use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, PositionKind};
+use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
-/// The shape that the keys say.
-pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
-    refuse_unsupported(json)?;
-    let size = |key| size(json, key);
-    let (hidden, heads) = (size("n_embd")?, size("n_head")?);
+pub(super) const FAMILY: Description = Description {
+    model_type: "gpt2",
+    class: "GPT2LMHeadModel",
+    aliases: &[
+        ("hidden_size", "n_embd"),
+        ("num_hidden_layers", "n_layer"),
+        ("num_attention_heads", "n_head"),
+        ("max_position_embeddings", "n_positions"),
+    ],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    refuse_unsupported(keys)?;
+    let (hidden, heads) = (keys.size("n_embd")?, keys.size("n_head")?);
     Ok(ModelConfig {
         hidden,
-        layers: size("n_layer")?,
+        layers: keys.size("n_layer")?,
         heads,
         kv_heads: heads,
         head_dim: hidden / heads.max(1),
-        ffn: size_or(json, "n_inner", hidden.saturating_mul(4))?,
-        vocab: size("vocab_size")?,
-        tie_embeddings: json["tie_word_embeddings"].is_null() || flag(json, "tie_word_embeddings")?,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        fused_projections: false,
-        qk_norm: false,
-        sliding_window: None,
-        full_attention_layers: Vec::new(),
+        ffn: keys.size_or("n_inner", hidden.saturating_mul(4))?,
+        vocab: keys.size("vocab_size")?,
+        tie_embeddings: keys.flag_or("tie_word_embeddings", true)?,
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
         positions: PositionKind::Learned,
-        max_positions: Some(size("n_positions")?),
+        max_positions: Some(keys.size("n_positions")?),
         biases: true,
-        dropout: dropout(json)?,
-        norm_eps: number(json, "layer_norm_epsilon")?.unwrap_or(1e-5),
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        init_std: number(json, "initializer_range")?.unwrap_or(0.02),
-        router_aux: 0.0,
-        router_aux_kind: Default::default(),
-        router_z_loss: 0.0,
-        experts: None,
-        latent: None,
+        dropout: dropout(keys)?,
+        norm_eps: keys.number_or("layer_norm_epsilon", 1e-5)?,
+        init_std: keys.number_or("initializer_range", 0.02)?,
+        ..ModelConfig::PLAIN
     })
 }
 
 /// GPT-2 has three rates of dropout; they must be equal here.
-fn dropout(json: &Value) -> Result<f64, HfConfigError> {
-    let rate = |key| Ok::<_, HfConfigError>(number(json, key)?.unwrap_or(0.1));
+fn dropout(keys: &Keys) -> Result<f64, HfConfigError> {
+    let rate = |key| keys.number_or(key, 0.1);
     let [embedding, attention, residual] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(rate);
     let (embedding, attention, residual) = (embedding?, attention?, residual?);
     if embedding != attention || attention != residual {
@@ -58,11 +58,8 @@ fn dropout(json: &Value) -> Result<f64, HfConfigError> {
     Ok(residual)
 }
 
-/// The keys of a file for this shape.
-pub(super) fn write(config: &ModelConfig, dtype: &str) -> Value {
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
     json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
         "n_embd": config.hidden,
         "n_layer": config.layers,
         "n_head": config.heads,
@@ -79,28 +76,21 @@ pub(super) fn write(config: &ModelConfig, dtype: &str) -> Value {
         "tie_word_embeddings": config.tie_embeddings,
         "bos_token_id": null,
         "eos_token_id": null,
-        "torch_dtype": dtype,
+        "torch_dtype": saved.dtype,
     })
 }
 
 /// Features that the forward pass does not have.
-fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
-    let is_on = |value: &Value| value == true;
-    let refused = [
+fn refuse_unsupported(keys: &Keys) -> Result<(), HfConfigError> {
+    for key in [
         "scale_attn_by_inverse_layer_idx",
         "reorder_and_upcast_attn",
         "add_cross_attention",
-    ];
-    if let Some(key) = refused.into_iter().find(|key| is_on(&json[*key])) {
-        return Err(HfConfigError::Unsupported(key, "true".into()));
+    ] {
+        keys.refuse(key, *keys.get(key) == true)?;
     }
-    if json["scale_attn_weights"] == false {
-        return Err(HfConfigError::Unsupported(
-            "scale_attn_weights",
-            "false".into(),
-        ));
-    }
-    match json["activation_function"].as_str() {
+    keys.refuse("scale_attn_weights", *keys.get("scale_attn_weights") == false)?;
+    match keys.get("activation_function").as_str() {
         None | Some("gelu_new" | "gelu_pytorch_tanh") => Ok(()),
         Some(other) => {
             let name = format!("{other}; it knows gelu_new, the tanh form");

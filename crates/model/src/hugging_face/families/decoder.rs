@@ -1,0 +1,104 @@
+//! The keys that most families share.
+
+use super::Saved;
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::hugging_face::rope::{self, Rope};
+use crate::{ModelConfig, PositionKind, RopeScaling};
+use serde_json::{Value, json};
+
+/// What transformers' class assumes of keys that a file leaves out.
+pub(super) struct Assumed {
+    /// Heads of keys and values; none: as many as heads. Null in a file means the latter, whatever the class assumes.
+    pub(super) kv_heads: Option<usize>,
+    /// Width of a head; none: `hidden_size` divided by the heads.
+    pub(super) head_dim: Option<usize>,
+    /// Added inside norms.
+    pub(super) norm_eps: f64,
+    /// A tied head.
+    pub(super) tied: bool,
+    /// The rotary embedding.
+    pub(super) rope: rope::Assumed,
+    /// Reads the rotary embedding.
+    pub(super) read_rope: fn(&Keys, &rope::Assumed) -> Result<Rope, HfConfigError>,
+}
+
+impl Assumed {
+    /// What Llama's class assumes.
+    pub(super) const LLAMA: Assumed = Assumed {
+        kv_heads: None,
+        head_dim: None,
+        norm_eps: 1e-6,
+        tied: false,
+        rope: rope::Assumed::LLAMA,
+        read_rope: rope::read,
+    };
+}
+
+/// A model with RMSNorm, SwiGLU and a rotary embedding. What a family has beyond that is added by its file.
+pub(super) fn read(keys: &Keys, assumed: &Assumed) -> Result<ModelConfig, HfConfigError> {
+    let mut config = read_with_scores_of_latents(keys, assumed)?;
+    if let Some(RopeScaling::Yarn { mscale_all_dim, .. }) = &mut config.rope_scaling {
+        *mscale_all_dim = None;
+    }
+    Ok(config)
+}
+
+/// The same, where YaRN's `mscale_all_dim` changes the scores too, as in latent attention alone.
+pub(super) fn read_with_scores_of_latents(
+    keys: &Keys,
+    assumed: &Assumed,
+) -> Result<ModelConfig, HfConfigError> {
+    let is_other = |key: &str, value: &str| !keys.is_null(key) && *keys.get(key) != value;
+    keys.refuse("hidden_act", is_other("hidden_act", "silu"))?;
+    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+        let drops = keys.get(key).as_f64().is_some_and(|rate| rate > 0.0);
+        keys.refuse(key, drops)?;
+    }
+    let (hidden, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
+    let head_dim = assumed.head_dim.unwrap_or(hidden / heads.max(1));
+    let rope = (assumed.read_rope)(keys, &assumed.rope)?;
+    Ok(ModelConfig {
+        hidden,
+        layers: keys.size("num_hidden_layers")?,
+        heads,
+        kv_heads: match assumed.kv_heads {
+            Some(assumed) if keys.is_missing("num_key_value_heads") => assumed,
+            _ => keys.size_or("num_key_value_heads", heads)?,
+        },
+        head_dim: keys.size_or("head_dim", head_dim)?,
+        ffn: keys.size("intermediate_size")?,
+        vocab: keys.size("vocab_size")?,
+        tie_embeddings: keys.flag_or("tie_word_embeddings", assumed.tied)?,
+        positions: PositionKind::Rotary,
+        norm_eps: keys.number_or("rms_norm_eps", assumed.norm_eps)?,
+        rope_theta: rope.theta,
+        rope_scaling: rope.scaling,
+        rotary_share: rope.share,
+        init_std: keys.number_or("initializer_range", 0.02)?,
+        ..ModelConfig::PLAIN
+    })
+}
+
+/// The keys of such a model.
+pub(super) fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    json!({
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn,
+        "vocab_size": config.vocab,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.o_bias,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling.as_ref().map(rope::written),
+        "initializer_range": config.init_std,
+        "hidden_act": "silu",
+        "max_position_embeddings": rope::max_position(config, saved.seq),
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "torch_dtype": saved.dtype,
+    })
+}

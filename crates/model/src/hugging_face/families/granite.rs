@@ -1,0 +1,42 @@
+//! Granite: four multipliers.
+
+use super::decoder::Assumed;
+use super::{Description, ExpertNames, Saved, decoder, windows};
+use crate::ModelConfig;
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Description = Description {
+    model_type: "granite",
+    class: "GraniteForCausalLM",
+    aliases: &[],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    keys.refuse_experts()?;
+    windows::refuse_types(keys)?;
+    let has_bias = keys.flag_or("attention_bias", false)?;
+    Ok(ModelConfig {
+        qkv_bias: has_bias,
+        o_bias: has_bias,
+        mlp_bias: keys.flag_or("mlp_bias", false)?,
+        embedding_multiplier: keys.number_or("embedding_multiplier", 1.0)?,
+        residual_multiplier: keys.number_or("residual_multiplier", 1.0)?,
+        attention_multiplier: Some(keys.number_or("attention_multiplier", 1.0)?),
+        logits_scaling: keys.number_or("logits_scaling", 1.0)?,
+        ..decoder::read(keys, &Assumed::LLAMA)?
+    })
+}
+
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    let mut json = decoder::write(config, saved);
+    json["mlp_bias"] = json!(config.mlp_bias);
+    json["embedding_multiplier"] = json!(config.embedding_multiplier);
+    json["residual_multiplier"] = json!(config.residual_multiplier);
+    json["attention_multiplier"] = json!(config.attention_multiplier);
+    json["logits_scaling"] = json!(config.logits_scaling);
+    json
+}

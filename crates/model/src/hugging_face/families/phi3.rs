@@ -1,0 +1,59 @@
+//! Phi-3 and Phi-4-mini: q, k and v are one matrix in files, and gate and up another; a share of each head is turned, and
+//! wavelengths are stretched by LongRoPE.
+
+use super::decoder::Assumed;
+use super::{Description, ExpertNames, Saved, decoder, windows};
+use crate::{ModelConfig, RopeScaling};
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::hugging_face::rope;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Description = Description {
+    model_type: "phi3",
+    class: "Phi3ForCausalLM",
+    aliases: &[],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+const ASSUMED: Assumed = Assumed {
+    norm_eps: 1e-5,
+    rope: rope::Assumed {
+        share: Some(1.0),
+        ..rope::Assumed::LLAMA
+    },
+    read_rope: rope::read_phi3,
+    ..Assumed::LLAMA
+};
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    keys.refuse_experts()?;
+    keys.refuse_mlp_bias()?;
+    windows::refuse_types(keys)?;
+    let config = ModelConfig {
+        fused_projections: true,
+        ..decoder::read(keys, &ASSUMED)?
+    };
+    Ok(windows::with(config, windows::size(keys, None)?, Vec::new()))
+}
+
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    let mut json = decoder::write(config, saved);
+    // The default of transformers, 32000, is refused if the vocabulary is smaller.
+    json["pad_token_id"] = Value::Null;
+    if let Some(window) = config.sliding_window {
+        json["sliding_window"] = json!(window);
+    }
+    if config.rotary_share != 1.0 {
+        json["partial_rotary_factor"] = json!(config.rotary_share);
+    }
+    if let Some(RopeScaling::LongRope {
+        original_max_position,
+        ..
+    }) = &config.rope_scaling
+    {
+        json["original_max_position_embeddings"] = json!(original_max_position);
+    }
+    json
+}

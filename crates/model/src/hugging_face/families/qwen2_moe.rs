@@ -1,0 +1,48 @@
+//! Qwen2-MoE: experts beside a shared one behind a gate, and biases of q, k and v.
+
+use super::decoder::Assumed;
+use super::{Description, ExpertNames, Saved, decoder, experts, windows};
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::{ExpertsConfig, ModelConfig};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Description = Description {
+    model_type: "qwen2_moe",
+    class: "Qwen2MoeForCausalLM",
+    aliases: &[],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+const ASSUMED: Assumed = Assumed {
+    kv_heads: Some(16),
+    ..Assumed::LLAMA
+};
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    keys.refuse_mlp_bias()?;
+    windows::refuse_types(keys)?;
+    keys.refuse("use_sliding_window", *keys.get("use_sliding_window") == true)?;
+    let config = decoder::read(keys, &ASSUMED)?;
+    let experts = ExpertsConfig {
+        shared_ffn: keys.size_or("shared_expert_intermediate_size", 5632)?,
+        shared_gate: true,
+        ..experts::qwen(keys, [60, 4, 1408], config.layers)?
+    };
+    Ok(ModelConfig {
+        qkv_bias: *keys.get("qkv_bias") != false,
+        experts: Some(experts),
+        router_aux: experts::aux(keys)?,
+        ..config
+    })
+}
+
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    let experts = experts::of(config);
+    let mut json = decoder::write(config, saved);
+    experts::write_qwen(config, &experts, &mut json);
+    json["shared_expert_intermediate_size"] = json!(experts.shared_ffn);
+    json["qkv_bias"] = json!(config.qkv_bias);
+    json
+}

@@ -1,0 +1,41 @@
+//! Qwen3: queries and keys are normalised, a head at a time.
+
+use super::decoder::Assumed;
+use super::{Description, ExpertNames, Saved, decoder, windows};
+use crate::ModelConfig;
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use serde_json::Value;
+
+pub(super) const FAMILY: Description = Description {
+    model_type: "qwen3",
+    class: "Qwen3ForCausalLM",
+    aliases: &[],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+const ASSUMED: Assumed = Assumed {
+    kv_heads: Some(32),
+    head_dim: Some(128),
+    ..Assumed::LLAMA
+};
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    keys.refuse_experts()?;
+    keys.refuse_mlp_bias()?;
+    let has_bias = keys.flag_or("attention_bias", false)?;
+    let config = ModelConfig {
+        qkv_bias: has_bias,
+        o_bias: has_bias,
+        qk_norm: true,
+        ..decoder::read(keys, &ASSUMED)?
+    };
+    windows::read_qwen(keys, config)
+}
+
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    let mut json = decoder::write(config, saved);
+    windows::write_qwen(config, &mut json);
+    json
+}

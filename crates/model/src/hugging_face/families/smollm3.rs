@@ -1,0 +1,88 @@
+//! SmolLM3: layers without a rotary embedding, which alone have a window if there is one.
+
+use super::decoder::Assumed;
+use super::{Description, ExpertNames, Saved, decoder, windows};
+use crate::ModelConfig;
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::hugging_face::rope;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Description = Description {
+    model_type: "smollm3",
+    class: "SmolLM3ForCausalLM",
+    aliases: &[],
+    experts: ExpertNames::USUAL,
+    read,
+    write,
+};
+
+const ASSUMED: Assumed = Assumed {
+    kv_heads: Some(4),
+    tied: true,
+    rope: rope::Assumed {
+        theta: 2e6,
+        ..rope::Assumed::LLAMA
+    },
+    ..Assumed::LLAMA
+};
+
+const TURNS: &str = "no_rope_layers";
+
+fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
+    keys.refuse_experts()?;
+    let config = decoder::read(keys, &ASSUMED)?;
+    let still = layers_that_do_not_turn(keys, config.layers)?;
+    let has_windows = keys.flag_or("use_sliding_window", false)?;
+    let window = windows::size(keys, None)?.filter(|_| has_windows);
+    let full = match windows::full_layers(keys, config.layers, has_windows)? {
+        Some(full) => full,
+        None => {
+            let layers = 0..config.layers.min(1 << 16);
+            layers.filter(|layer| !still.contains(layer)).collect()
+        }
+    };
+    let has_bias = keys.flag_or("attention_bias", false)?;
+    let config = ModelConfig {
+        qkv_bias: has_bias,
+        o_bias: has_bias,
+        mlp_bias: keys.flag_or("mlp_bias", false)?,
+        no_rope_layers: still,
+        ..config
+    };
+    Ok(windows::with(config, window, full))
+}
+
+/// Layers without a rotary embedding have 0 in the list; without it, they are every so many.
+fn layers_that_do_not_turn(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigError> {
+    let listed = 0..layers.min(1 << 16);
+    if keys.is_null(TURNS) {
+        let interval = keys.size_or("no_rope_layer_interval", 4)?;
+        return Ok(listed
+            .filter(|layer| (layer + 1).is_multiple_of(interval))
+            .collect());
+    }
+    let turns = keys.get(TURNS).as_array();
+    let turns = turns.filter(|turns| turns.len() >= layers && !turns.is_empty());
+    let expected = HfConfigError::Key(TURNS, "a list with 0 or 1 for each layer");
+    let turns = turns.ok_or(expected)?;
+    match turns.iter().all(|turns| *turns == 0 || *turns == 1) {
+        true => Ok(listed.filter(|layer| turns[*layer] == 0).collect()),
+        false => Err(HfConfigError::Unsupported(
+            TURNS,
+            keys.get(TURNS).to_string(),
+        )),
+    }
+}
+
+fn write(config: &ModelConfig, saved: &Saved) -> Value {
+    let mut json = decoder::write(config, saved);
+    let turns = (0..config.layers).map(|layer| config.turns(layer) as u8);
+    json["mlp_bias"] = json!(config.mlp_bias);
+    json[TURNS] = turns.collect();
+    json["use_sliding_window"] = json!(config.sliding_window.is_some());
+    json["sliding_window"] = json!(config.sliding_window);
+    json["layer_types"] = windows::types(config);
+    // The default of transformers, 128004, is refused if the vocabulary is smaller.
+    json["pad_token_id"] = Value::Null;
+    json
+}

@@ -1,0 +1,108 @@
+//! Windows of attention, by layer.
+
+use crate::ModelConfig;
+use crate::hugging_face::keys::{HfConfigError, Keys};
+use serde_json::{Value, json};
+
+/// The names in `layer_types` of layers with a window, and of those without.
+const SLIDING: &str = "sliding_attention";
+const FULL: &str = "full_attention";
+
+/// The window that most classes assume for a file that does not mention one.
+pub(super) const ASSUMED: usize = 4096;
+
+/// How many of the first layers have no window if a file of Qwen does not say.
+const FIRST_FULL_LAYERS: usize = 28;
+
+/// The size of the window. Null means none; only a key that is missing has the assumed size.
+pub(super) fn size(keys: &Keys, assumed: Option<usize>) -> Result<Option<usize>, HfConfigError> {
+    const KEY: &str = "sliding_window";
+    match keys.get(KEY) {
+        _ if keys.is_missing(KEY) => Ok(assumed),
+        Value::Null => Ok(None),
+        _ => keys.size(KEY).map(Some),
+    }
+}
+
+/// Refuses layers with a window in a family whose class ignores `layer_types`: such a file describes another model.
+pub(super) fn refuse_types(keys: &Keys) -> Result<(), HfConfigError> {
+    let mut types = keys.get("layer_types").as_array().into_iter().flatten();
+    keys.refuse("layer_types", types.any(|kind| *kind != FULL))
+}
+
+/// The same model with a window in the layers that are not `full`.
+pub(super) fn with(
+    config: ModelConfig,
+    window: Option<usize>,
+    full: Vec<usize>,
+) -> ModelConfig {
+    let (sliding_window, full_attention_layers) = match window {
+        Some(window) if full.len() < config.layers => (Some(window), full),
+        _ => (None, Vec::new()),
+    };
+    ModelConfig {
+        sliding_window,
+        full_attention_layers,
+        ..config
+    }
+}
+
+/// The layers without a window by `layer_types`, if the file has them.
+pub(super) fn full_layers(
+    keys: &Keys,
+    layers: usize,
+    has_windows: bool,
+) -> Result<Option<Vec<usize>>, HfConfigError> {
+    const KEY: &str = "layer_types";
+    if keys.is_null(KEY) {
+        return Ok(None);
+    }
+    let types = keys.get(KEY).as_array().filter(|types| types.len() == layers);
+    let types = types.ok_or(HfConfigError::Key(KEY, "a name for each layer"))?;
+    let known = |kind: &&Value| **kind == FULL || (**kind == SLIDING && has_windows);
+    match types.iter().find(|kind| !known(kind)) {
+        Some(other) => Err(HfConfigError::Unsupported(KEY, other.to_string())),
+        None => Ok(Some((0..layers).filter(|layer| types[*layer] == FULL).collect())),
+    }
+}
+
+/// Layers before `count`. There are no more than a model may have, since sizes are checked afterwards.
+pub(super) fn first_layers(count: usize, layers: usize) -> Vec<usize> {
+    (0..count.min(layers).min(1 << 16)).collect()
+}
+
+/// Reads Qwen's windows: if the file uses them, by `layer_types`, or from layer `max_window_layers` on.
+pub(super) fn read_qwen(keys: &Keys, config: ModelConfig) -> Result<ModelConfig, HfConfigError> {
+    let is_used = keys.flag_or("use_sliding_window", false)?;
+    let full = match full_layers(keys, config.layers, is_used)? {
+        Some(full) => full,
+        None => {
+            let first = keys.size_or("max_window_layers", FIRST_FULL_LAYERS)?;
+            first_layers(first, config.layers)
+        }
+    };
+    let window = size(keys, Some(ASSUMED))?;
+    Ok(with(config, window.filter(|_| is_used), full))
+}
+
+/// Writes Qwen's windows: the type of each layer and, for readers that ignore types, how many layers come before the first
+/// with a window.
+pub(super) fn write_qwen(config: &ModelConfig, json: &mut Value) {
+    let Some(window) = config.sliding_window else {
+        return;
+    };
+    let layers = 0..config.layers;
+    let before = layers.take_while(|layer| config.window(*layer).is_none());
+    json["sliding_window"] = json!(window);
+    json["use_sliding_window"] = json!(true);
+    json["max_window_layers"] = json!(before.count());
+    json["layer_types"] = types(config);
+}
+
+/// The type of each layer.
+pub(super) fn types(config: &ModelConfig) -> Value {
+    let windows = (0..config.layers).map(|layer| config.window(layer));
+    windows
+        .map(|window| if window.is_some() { SLIDING } else { FULL })
+        .collect()
+}
