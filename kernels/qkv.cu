@@ -2,17 +2,23 @@
 // turned on the way, as `rotary.cu` turns them.
 #include "rotary.cuh"
 
-// A block works on one token: a pack a thread, or a pack of pairs where the part is turned. Without a `table` nothing is. A
-// part that is null is left out. With `FINDS` a block writes the largest magnitude of what it stores into its element of `parts`.
+// A block works on one token: a pack a thread, or a pack of pairs where columns are turned: the first 2 `half` of each head, by
+// the table of its part. Without tables none are. A part that is null is left out. With `FINDS` a block writes the largest
+// magnitude of what it stores into its element of `parts`.
 template <bool JOINS, bool FINDS, typename T>
-__device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int v_width, const float *table,
-                         size_t table_rows, const int *positions, size_t seq, int half, int *parts) {
+__device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int v_width, const float *q_table,
+                         const float *k_table, size_t table_rows, const int *positions, size_t seq, int head_dim, int half,
+                         int *parts) {
     const size_t token = blockIdx.x;
     T *const row = qkv + token * (size_t(q_width) + size_t(k_width) + size_t(v_width));
-    const bool turns = table != nullptr;
+    const bool turns = k_table != nullptr;
     const float sign = JOINS ? -1.0f : 1.0f;
-    const Angles angles = turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
-    const auto packs = [&](int width) { return turns ? width / (2 * half) * packs_of(half) : packs_of(width); };
+    const auto angles_by = [&](const float *table) {
+        return turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
+    };
+    const Angles of_queries = angles_by(q_table), of_keys = angles_by(k_table);
+    const int turning = packs_of(half), of_head = turning + packs_of(head_dim - 2 * half);
+    const auto packs = [&](int width) { return turns ? width / head_dim * of_head : packs_of(width); };
     const int keys = packs(q_width), values = keys + packs(k_width), end = values + packs_of(v_width);
     int largest = 0;
     for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
@@ -30,41 +36,50 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int
         part += token * width;
         T *to = JOINS ? row + column : part;
         const T *from = JOINS ? part : row + column;
+        int own = pack - first;
         if (turns && !is_value) {
-            turn_pairs<FINDS>(largest, to, from, pack - first, angles);
-        } else {
-            if constexpr (FINDS) {
-                largest = Greatest()(largest, largest_of(load(from, size_t(pack - first) * PACK, width)));
+            const int head = own / of_head * head_dim;
+            to += head, from += head, own %= of_head;
+            if (own < turning) {
+                turn_pairs<FINDS>(largest, to, from, own, pack < keys ? of_queries : of_keys);
+                continue;
             }
-            move_pack(to, from, pack - first, width);
+            to += 2 * half, from += 2 * half, own -= turning, width = head_dim - 2 * half;
         }
+        if constexpr (FINDS) {
+            largest = Greatest()(largest, largest_of(load(from, size_t(own) * PACK, width)));
+        }
+        move_pack(to, from, own, width);
     }
     store_largest<FINDS>(parts, largest);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void split_qkv_##name(const T *qkv, T *q, T *k, T *v, int q_width, int k_width,      \
-                                                int v_width, const float *table, size_t table_rows,            \
-                                                const int *positions, size_t seq, int half) {                  \
-        move_row<false, false>(const_cast<T *>(qkv), q, k, v, q_width, k_width, v_width, table, table_rows,    \
-                               positions, seq, half, nullptr);                                                 \
+                                                int v_width, const float *q_table, const float *k_table,       \
+                                                size_t table_rows, const int *positions, size_t seq,           \
+                                                int head_dim, int half) {                                      \
+        move_row<false, false>(const_cast<T *>(qkv), q, k, v, q_width, k_width, v_width, q_table, k_table,     \
+                               table_rows, positions, seq, head_dim, half, nullptr);                           \
     }                                                                                                          \
     EXPORT(split_qkv_##name);                                                                                  \
     extern "C" __global__ void join_qkv_##name(T *qkv, const T *q, const T *k, const T *v, int q_width,        \
-                                               int k_width, int v_width, const float *table,                   \
-                                               size_t table_rows, const int *positions, size_t seq,            \
-                                               int half) {                                                     \
+                                               int k_width, int v_width, const float *q_table,                 \
+                                               const float *k_table, size_t table_rows, const int *positions,  \
+                                               size_t seq, int head_dim, int half) {                           \
         move_row<true, false>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width,        \
-                              k_width, v_width, table, table_rows, positions, seq, half, nullptr);             \
+                              k_width, v_width, q_table, k_table, table_rows, positions, seq, head_dim, half,  \
+                              nullptr);                                                                        \
     }                                                                                                          \
     EXPORT(join_qkv_##name);                                                                                   \
     extern "C" __global__ void join_qkv_largest_##name(T *qkv, const T *q, const T *k, const T *v,             \
                                                        int q_width, int k_width, int v_width,                  \
-                                                       const float *table, size_t table_rows,                  \
-                                                       const int *positions, size_t seq, int half,             \
-                                                       int *parts) {                                           \
+                                                       const float *q_table, const float *k_table,             \
+                                                       size_t table_rows, const int *positions, size_t seq,    \
+                                                       int head_dim, int half, int *parts) {                   \
         move_row<true, true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width,         \
-                             k_width, v_width, table, table_rows, positions, seq, half, parts);                \
+                             k_width, v_width, q_table, k_table, table_rows, positions, seq, head_dim, half,   \
+                             parts);                                                                           \
     }                                                                                                          \
     EXPORT(join_qkv_largest_##name)
 

@@ -4,20 +4,21 @@
 // A block turns one token's row of `heads` heads, a pack of pairs a thread. Rows are `stride` elements apart.
 template <typename T>
 __device__ void rotary(T *x, size_t stride, const float *table, size_t table_rows, const int *positions, size_t seq,
-                       int heads, int half, float sign) {
+                       int heads, int head_dim, int half, float sign) {
     const size_t row = blockIdx.x;
     const Angles angles = angles_of(row, table, table_rows, positions, seq, half, sign);
-    T *of_row = x + row * stride;
-    for (int pack = threadIdx.x; pack < heads * ((half + PACK - 1) / PACK); pack += blockDim.x) {
-        turn_pairs(of_row, of_row, pack, angles);
+    const int packs = packs_of(half);
+    for (int pack = threadIdx.x; pack < heads * packs; pack += blockDim.x) {
+        T *const head = x + row * stride + pack / packs * head_dim;
+        turn_pairs(head, head, pack % packs, angles);
     }
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void rotary_##name(T *x, size_t stride, const float *table, size_t table_rows,       \
-                                             const int *positions, size_t seq, int heads, int half,            \
-                                             float sign) {                                                     \
-        rotary(x, stride, table, table_rows, positions, seq, heads, half, sign);                               \
+                                             const int *positions, size_t seq, int heads, int head_dim,        \
+                                             int half, float sign) {                                           \
+        rotary(x, stride, table, table_rows, positions, seq, heads, head_dim, half, sign);                     \
     }                                                                                                          \
     EXPORT(rotary_##name)
 

@@ -19,12 +19,11 @@ __device__ inline Angles angles_of(size_t token, const float *table, size_t tabl
     return {cosines, cosines + table_rows * half, half, sign};
 }
 
-// Turns the `pack`-th pack of pairs of a token's heads, on its way from one place to another or to the same. `FINDS` as in `store_finding`.
+// Turns the `pack`-th pack of pairs of a head, on its way from one place to another or to the same. `FINDS` as in `store_finding`.
 template <bool FINDS, typename T>
 __device__ void turn_pairs(int &largest, T *to, const T *from, int pack, const Angles &angles) {
-    const int half = angles.half, packs = (half + PACK - 1) / PACK;
-    const int low = pack / packs * 2 * half, high = low + half, first = pack % packs * PACK;
-    Pack a = load(from + low, first, half), b = load(from + high, first, half);
+    const int half = angles.half, first = pack * PACK;
+    Pack a = load(from, first, half), b = load(from + half, first, half);
     const Pack cosine = load(angles.cosines, first, half), sine = load(angles.sines, first, half);
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
@@ -32,8 +31,8 @@ __device__ void turn_pairs(int &largest, T *to, const T *from, int pack, const A
         b.at[i] = b.at[i] * cosine.at[i] + a.at[i] * angles.sign * sine.at[i];
         a.at[i] = turned;
     }
-    store_finding<FINDS>(largest, to + low, first, half, a);
-    store_finding<FINDS>(largest, to + high, first, half, b);
+    store_finding<FINDS>(largest, to, first, half, a);
+    store_finding<FINDS>(largest, to + half, first, half, b);
 }
 
 template <typename T> __device__ void turn_pairs(T *to, const T *from, int pack, const Angles &angles) {

@@ -10,7 +10,7 @@ macro_rules! families {
                 dequantise: DequantiseBytes dequantise_bytes, DequantiseNf4 dequantise_nf4;
                 fp8: AbsMax abs_max, Quantise quantise, QuantiseTransposed quantise_transposed,
                     TransposeCodes transpose_codes;
-                dropout: BiasDropoutAdd bias_dropout_add, DropoutBackward dropout_backward;
+                dropout: BiasDropoutAdd bias_dropout_add, DropoutScale dropout_scale;
                 embedding: Embedding embedding, EmbeddingBackward embedding_backward;
                 positions: AddPositions add_positions, AddPositionsBackward add_positions_backward;
                 rms_norm: RmsNorm rms_norm, RmsNormBackward rms_norm_backward;

@@ -5,7 +5,7 @@ use crate::lora::{LinearModule, LoraInit};
 use crate::matrix::{WeightMatrix, product};
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Label, Pass, Result};
-use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutBackward};
+use kernels::operation::{BiasDropoutAdd, Combine, Copy, DropoutScale};
 use kernels::{Dropout, Init};
 use memory::{Buffer, DType, Dims, In, Out};
 use std::collections::BTreeMap;
@@ -286,6 +286,7 @@ impl Adapter {
                 bias: None,
                 dropout: pass.dropout(part.site),
                 first: self.first(pass),
+                scale: 1.0,
                 residual: Some(dx.as_in()),
             })?;
             kernels.run(Copy {
@@ -305,11 +306,12 @@ impl Adapter {
     fn dropped(&self, pass: &Pass, part: &Part, x: In) -> Result<Buffer> {
         let dropout: Dropout = pass.dropout(part.site).expect("it drops elements");
         let mut dropped = pass.temporary("lora_dropped", [x.dims()[0], self.inputs])?;
-        pass.kernels().run(DropoutBackward {
-            dx: dropped.view_mut(),
-            dy: x,
-            dropout,
+        pass.kernels().run(DropoutScale {
+            out: dropped.view_mut(),
+            x,
+            dropout: Some(dropout),
             first: self.first(pass),
+            scale: 1.0,
         })?;
         Ok(dropped)
     }

@@ -3,7 +3,7 @@
 use super::dispatch::by_dtype;
 use super::simd::{CHUNK, Real, vectorized};
 use crate::Dropout;
-use crate::operation::{BiasDropoutAdd, DropoutBackward};
+use crate::operation::{BiasDropoutAdd, DropoutScale};
 use crate::random::random_u32;
 use rayon::prelude::*;
 
@@ -46,33 +46,37 @@ fn bias_dropout_add_of<T: Real>(op: BiasDropoutAdd) {
     pieces.enumerate().for_each(|(piece, out)| {
         for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(width)) {
             let residual = residual.map(|residual| &residual[row * width..][..width]);
-            bias_dropout_add_row(out, bias, mask, residual, (op.first + row * width) as u64);
+            let first = (op.first + row * width) as u64;
+            bias_dropout_add_row(out, bias, (mask, first), op.scale, residual);
         }
     });
 }
 
-pub(super) fn dropout_backward(op: DropoutBackward) {
-    by_dtype!(op.dx.dtype(), dropout_backward_of(op));
+pub(super) fn dropout_scale(op: DropoutScale) {
+    by_dtype!(op.out.dtype(), dropout_scale_of(op));
 }
 
-fn dropout_backward_of<T: Real>(op: DropoutBackward) {
-    let mask = Mask::new(op.dropout);
-    let pieces = op.dx.slice_mut::<T>().par_chunks_mut(CHUNK);
-    let pieces = pieces.zip(op.dy.slice::<T>().par_chunks(CHUNK));
-    pieces
-        .enumerate()
-        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (op.first + piece * CHUNK) as u64, mask));
+fn dropout_scale_of<T: Real>(op: DropoutScale) {
+    let mask = Mask::of(op.dropout);
+    let pieces = op.out.slice_mut::<T>().par_chunks_mut(CHUNK);
+    let pieces = pieces.zip(op.x.slice::<T>().par_chunks(CHUNK));
+    pieces.enumerate().for_each(|(piece, (out, x))| {
+        out.copy_from_slice(x);
+        let first = (op.first + piece * CHUNK) as u64;
+        bias_dropout_add_row(out, None, (mask, first), op.scale, None);
+    });
 }
 
 vectorized! {
-    /// `first` is the index of the row's first element.
+    /// With the mask is the index of the row's first element.
     fn bias_dropout_add_row<T: Real>(
         out: &mut [T],
         bias: Option<&[T]>,
-        mask: Option<Mask>,
+        mask: (Option<Mask>, u64),
+        scale: f32,
         residual: Option<&[T]>,
-        first: u64,
     ) {
+        let (mask, first) = mask;
         let mut values = [0.0f32; COLUMNS];
         for (block, out) in out.chunks_mut(COLUMNS).enumerate() {
             let (start, values) = (block * COLUMNS, &mut values[..out.len()]);
@@ -84,6 +88,9 @@ vectorized! {
             }
             if let Some(mask) = mask {
                 drop_elements(values, first + start as u64, 1, mask);
+            }
+            for value in values.iter_mut() {
+                *value *= scale;
             }
             if let Some(residual) = residual {
                 add(values, &residual[start..]);
@@ -100,15 +107,6 @@ vectorized! {
         for (place, value) in (0..).zip(values) {
             let kept = random_u32(key, first + place * step) >= threshold;
             *value = if kept { *value * scale } else { 0.0 };
-        }
-    }
-
-    /// Sets `out` to `x` with elements dropped as in [`drop_elements`].
-    fn drop_copy<T: Real>(out: &mut [T], x: &[T], first: u64, mask: Mask) {
-        let Mask { threshold, scale, key } = mask;
-        for (index, (out, x)) in (first..).zip(out.iter_mut().zip(x)) {
-            let kept = random_u32(key, index) >= threshold;
-            *out = T::narrow(if kept { x.widen() * scale } else { 0.0 });
         }
     }
 }

@@ -16,12 +16,12 @@ fn rotary_tail_of<T: Real>(op: RotaryTail) {
     let tasks = op.x.slice_mut::<T>().par_chunks_mut(rows * width);
     tasks.enumerate().for_each(|(task, x)| {
         for (token, x) in (task * rows..).zip(x.chunks_exact_mut(width)) {
-            let [cosines, sines] = angles(op.table, op.positions, token);
+            let angles = angles(op.table, op.positions, token);
             for head in x.chunks_exact_mut(op.head_dim) {
                 let tail = &mut head[unturned..];
                 match op.are_neighbours {
-                    true => rotate_neighbours(tail, cosines, sines, op.inverse),
-                    false => rotate(tail, cosines, sines, op.inverse),
+                    true => rotate_neighbours(tail, angles, op.inverse),
+                    false => rotate(tail, tail.len(), angles, op.inverse),
                 }
             }
         }
@@ -29,7 +29,8 @@ fn rotary_tail_of<T: Real>(op: RotaryTail) {
 }
 
 vectorized! {
-    fn rotate_neighbours<T: Real>(x: &mut [T], cosines: &[f32], sines: &[f32], inverse: bool) {
+    fn rotate_neighbours<T: Real>(x: &mut [T], angles: [&[f32]; 2], inverse: bool) {
+        let [cosines, sines] = angles;
         let sign = if inverse { -1.0 } else { 1.0 };
         let (pairs, _) = x.as_chunks_mut::<2>();
         for (pair, (cosine, sine)) in pairs.iter_mut().zip(cosines.iter().zip(sines)) {

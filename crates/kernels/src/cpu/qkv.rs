@@ -2,28 +2,41 @@
 
 use super::dispatch::by_dtype;
 use super::fp8::find_largest;
-use super::rotary::turn_row;
+use super::rotary::{angles, rotate};
 use super::simd::{CHUNK, Real};
 use crate::operation::{JoinQkv, SplitQkv, Turn};
+use memory::In;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The columns of queries, keys and values, each with whether rotary embedding turns it.
-fn parts(width: usize, [k_width, v_width]: [usize; 2]) -> [(Range<usize>, bool); 3] {
+/// The columns of queries, keys and values, each with what turns it and by which table.
+fn parts<'a>(
+    width: usize,
+    [k_width, v_width]: [usize; 2],
+    turn: Option<Turn<'a>>,
+) -> [(Range<usize>, Option<(Turn<'a>, In<'a>)>); 3] {
     let values = width - v_width;
     let keys = values - k_width;
+    let [of_queries, of_keys] = [0, 1].map(|part| turn.map(|turn| (turn, turn.tables()[part])));
     [
-        (0..keys, true),
-        (keys..values, true),
-        (values..width, false),
+        (0..keys, of_queries),
+        (keys..values, of_keys),
+        (values..width, None),
     ]
 }
 
 /// Copies a token's part of a row, and turns it.
-fn copy_turned<T: Real>(out: &mut [T], x: &[T], turn: Option<Turn>, token: usize, inverse: bool) {
+fn copy_turned<T: Real>(
+    out: &mut [T],
+    x: &[T],
+    turn: Option<(Turn, In)>,
+    token: usize,
+    inverse: bool,
+) {
     out.copy_from_slice(x);
-    if let Some(Turn { table, positions }) = turn {
-        turn_row(out, table, positions, token, inverse);
+    if let Some((turn, table)) = turn {
+        let angles = angles(table, turn.positions, token);
+        rotate(out, turn.head_dim, angles, inverse);
     }
 }
 
@@ -34,12 +47,9 @@ pub(super) fn split_qkv(op: SplitQkv) {
 fn split_qkv_of<T: Real>(op: SplitQkv) {
     let width = op.qkv.dims()[1];
     let (qkv, rows) = (op.qkv.slice::<T>(), (CHUNK / width).max(1));
-    for ((columns, is_turned), out) in parts(width, op.kv_widths)
-        .into_iter()
-        .zip([op.q, op.k, op.v])
-    {
+    let parts = parts(width, op.kv_widths, op.turn).into_iter();
+    for ((columns, turn), out) in parts.zip([op.q, op.k, op.v]) {
         let Some(out) = out else { continue };
-        let turn = op.turn.filter(|_| is_turned);
         let tasks = out.slice_mut::<T>().par_chunks_mut(rows * columns.len());
         let tasks = tasks.zip(qkv.par_chunks(rows * width)).enumerate();
         tasks.for_each(|(task, (out, qkv))| {
@@ -60,15 +70,15 @@ fn join_qkv_of<T: Real>(op: &mut JoinQkv) {
     let (width, kv_widths) = (op.qkv.dims()[1], [op.k.dims()[1], op.v.dims()[1]]);
     let rows = (CHUNK / width).max(1);
     let given = [op.q, op.k, op.v].map(|part| part.slice::<T>());
-    let (turn, qkv) = (op.turn, op.qkv.reborrow());
+    let parts = parts(width, kv_widths, op.turn);
+    let qkv = op.qkv.reborrow();
     let tasks = qkv.slice_mut::<T>().par_chunks_mut(rows * width);
     tasks.enumerate().for_each(|(task, qkv)| {
         for (row, qkv) in qkv.chunks_exact_mut(width).enumerate() {
             let token = task * rows + row;
-            for ((columns, is_turned), x) in parts(width, kv_widths).into_iter().zip(given) {
+            for ((columns, turn), x) in parts.iter().zip(given) {
                 let x = &x[token * columns.len()..(token + 1) * columns.len()];
-                let turn = turn.filter(|_| is_turned);
-                copy_turned(&mut qkv[columns], x, turn, token, true);
+                copy_turned(&mut qkv[columns.clone()], x, *turn, token, true);
             }
         }
     });

@@ -22,20 +22,9 @@ fn rotary_of<T: Real>(op: Rotary) {
     tokens.for_each(|token| {
         // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
         let row = unsafe { part(x, token * stride, width) };
-        turn_row(row, op.table, op.positions, token, op.inverse);
+        let angles = angles(op.table, op.positions, token);
+        rotate(row, op.head_dim, angles, op.inverse);
     });
-}
-
-/// Turns the heads of one token.
-pub(super) fn turn_row<T: Real>(
-    x: &mut [T],
-    table: In,
-    positions: Positions,
-    token: usize,
-    inverse: bool,
-) {
-    let [cosines, sines] = angles(table, positions, token);
-    rotate(x, cosines, sines, inverse);
 }
 
 /// The cosines and the sines of a token's position.
@@ -47,11 +36,13 @@ pub(super) fn angles<'a>(table: In<'a>, positions: Positions, token: usize) -> [
 }
 
 vectorized! {
-    pub(super) fn rotate<T: Real>(x: &mut [T], cosines: &[f32], sines: &[f32], inverse: bool) {
+    /// Turns the heads of one token.
+    pub(super) fn rotate<T: Real>(x: &mut [T], head_dim: usize, angles: [&[f32]; 2], inverse: bool) {
+        let [cosines, sines] = angles;
         let half = cosines.len();
         let sign = if inverse { -1.0 } else { 1.0 };
-        for head in x.chunks_exact_mut(2 * half) {
-            let (low, high) = head.split_at_mut(half);
+        for head in x.chunks_exact_mut(head_dim) {
+            let (low, high) = head[..2 * half].split_at_mut(half);
             for ((low, high), (cosine, sine)) in low.iter_mut().zip(high).zip(cosines.iter().zip(sines)) {
                 let (a, b, sine) = (low.widen(), high.widen(), sign * sine);
                 *low = T::narrow(a * cosine - b * sine);

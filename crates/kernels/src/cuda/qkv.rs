@@ -31,19 +31,26 @@ fn launched(
     [qkv, q, k, v]: [Argument; 4],
     [q_width, k_width, v_width]: [usize; 3],
     turn: Option<Turn>,
-) -> (Extent, [Argument; 12]) {
-    let [table, table_rows, positions, seq, half] = match &turn {
-        Some(Turn { table, positions }) => {
-            let [positions, seq] = position_arguments(*positions);
-            arguments![table, table.dims()[1], positions, seq, int(table.dims()[2])]
+) -> (Extent, [Argument; 14]) {
+    // One pack of pairs per thread where pairs are turned, otherwise one pack.
+    let mut elements = q_width + k_width + v_width;
+    let [q_table, k_table, table_rows, positions, seq, head_dim, half] = match &turn {
+        Some(turn) => {
+            let [q_table, k_table] = turn.tables();
+            let [positions, seq] = position_arguments(turn.positions);
+            let [table_rows, half] = [k_table.dims()[1], k_table.dims()[2]];
+            elements -= (q_width + k_width) / turn.head_dim * half;
+            arguments! {
+                &q_table, &k_table, table_rows, positions, seq, int(turn.head_dim), int(half),
+            }
         }
-        None => arguments![Argument::NULL, 0, Argument::NULL, 1, int(0)],
+        None => arguments! {
+            Argument::NULL, Argument::NULL, 0, Argument::NULL, 1, int(0), int(0),
+        },
     };
     let arguments = arguments! {
-        qkv, q, k, v, int(q_width), int(k_width), int(v_width), table, table_rows, positions, seq, half,
+        qkv, q, k, v, int(q_width), int(k_width), int(v_width), q_table, k_table, table_rows,
+        positions, seq, head_dim, half,
     };
-    // One pack of pairs per thread if pairs are turned, otherwise one pack.
-    let turned = q_width + k_width;
-    let elements = if turn.is_some() { turned / 2 } else { turned };
-    (Extent::rows(tokens, elements + v_width), arguments)
+    (Extent::rows(tokens, elements), arguments)
 }

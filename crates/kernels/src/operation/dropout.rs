@@ -46,6 +46,12 @@ impl Check {
             format!("dropout of {probability}, expected from 0 to below 1")
         })
     }
+
+    fn multiplier(&self, scale: f32) -> Checked {
+        self.that(scale.is_finite(), || {
+            format!("`scale` is {scale}, expected a finite number")
+        })
+    }
 }
 
 impl Field for Dropout<'_> {
@@ -55,34 +61,38 @@ impl Field for Dropout<'_> {
 }
 
 operation! {
-    /// `out [t, h] = residual + dropout(out + bias)`, in place and rounded once, with `bias [h]` and `residual [t, h]`. Each
+    /// `out [t, h] = residual + scale dropout(out + bias)`, in place and rounded once, with `bias [h]` and `residual [t, h]`. Each
     /// of the three may be left out. Where these are rows of a larger tensor, `first` is the index in it of their first element.
     BiasDropoutAdd "bias_dropout_add": out [t, h] {
         out: Out<'a> [t, h] changes,
         bias: Option<In<'a>> [h],
         dropout: Option<Dropout<'a>> [2] u32 uncounted,
         first: usize,
+        scale: f32,
         residual: Option<In<'a>> [t, h],
     }
 
-    /// `dx = dropout(dy)`, both `[t, h]`: drops the elements of the gradient that [`BiasDropoutAdd`] dropped.
-    DropoutBackward "dropout_backward": dx [t, h] {
-        dx: Out<'a> [t, h],
-        dy: In<'a> [t, h],
-        dropout: Dropout<'a> [2] u32 uncounted,
+    /// `out = scale dropout(x)`, both `[t, h]`: of a gradient, drops the elements that [`BiasDropoutAdd`] dropped.
+    DropoutScale "dropout_scale": out [t, h] {
+        out: Out<'a> [t, h],
+        x: In<'a> [t, h],
+        dropout: Option<Dropout<'a>> [2] u32 uncounted,
         first: usize,
+        scale: f32,
     }
 }
 
 impl Contract for BiasDropoutAdd<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.dropout(self.dropout)
+        check.dropout(self.dropout)?;
+        check.multiplier(self.scale)
     }
 }
 
-impl Contract for DropoutBackward<'_> {
+impl Contract for DropoutScale<'_> {
     fn conditions(&self, check: &Check) -> Checked {
-        check.dropout(Some(self.dropout))
+        check.dropout(self.dropout)?;
+        check.multiplier(self.scale)
     }
 }
 

@@ -10,7 +10,7 @@ use super::declaration::{operation, size};
 use memory::{In, Out};
 
 operation! {
-    /// Rotates the last `p` columns of each head of `x [t, a (n + p)]` in place, as [`super::Rotary`] does with all;
+    /// Rotates the last `p` columns of each head of `x [t, a (n + p)]` in place, as [`super::Rotary`] does the first;
     /// `table [2, positions, p / 2]` (f32) has cosines, then sines. Pairs are (i, i + p / 2), or (2 i, 2 i + 1) if
     /// `are_neighbours`. `inverse` turns the other way.
     RotaryTail "rotary_tail": x [t, w], table [_, p, half] {
@@ -47,13 +47,7 @@ impl Contract for RotaryTail<'_> {
     fn conditions(&self, check: &Check) -> Checked {
         let x = self.x.dims();
         self.positions.check(check, x[0], self.table.dims()[1])?;
-        let (head_dim, turned) = (self.head_dim, 2 * self.table.dims()[2]);
-        check.that(head_dim > 0 && x[1].is_multiple_of(head_dim), || {
-            format!("`x` is {x:?}: not whole heads of {head_dim}")
-        })?;
-        check.that((1..=head_dim).contains(&turned), || {
-            format!("a head has {head_dim} columns, and {turned} are to be turned")
-        })
+        check.turned_heads(&x[1..], self.head_dim, self.table)
     }
 }
 

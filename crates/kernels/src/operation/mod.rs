@@ -57,7 +57,7 @@ pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::CrossEntropy;
 pub use dequantise::{DequantiseBytes, DequantiseNf4};
-pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
+pub use dropout::{BiasDropoutAdd, Dropout, DropoutScale};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
@@ -137,7 +137,7 @@ operations! {
     "widening of frozen codes": DequantiseBytes, DequantiseNf4;
     "routing to experts": Route, RouteBackward, RouterZLoss, GroupByExpert, CountChoices, BalanceLoss, StepRouterBias, SumRows;
     "biases": AddBias, BiasBackward;
-    "dropout": BiasDropoutAdd, DropoutBackward;
+    "dropout": BiasDropoutAdd, DropoutScale;
     "embedding": Embedding, EmbeddingBackward, AddPositions, AddPositionsBackward;
     "losses": CrossEntropy, PreferenceLoss, Sum;
     "gradients and optimizer": NormGrains, NormAndClip, SumInOrder, AdamW, Momentum, DivideByNorm, Combine, StepAlong,

@@ -10,8 +10,12 @@ use memory::{In, Out};
 /// The rotation of queries and keys when they are split or joined, as by [`super::Rotary`].
 #[derive(Clone, Copy)]
 pub struct Turn<'a> {
-    /// `[2, p, head_dim / 2]` f32: cosines, sines.
+    /// Columns of a head, of which the first 2 half are turned.
+    pub head_dim: usize,
+    /// `[2, p, half]` f32: cosines, sines.
     pub table: In<'a>,
+    /// The table of queries, of the same shape; none: `table`.
+    pub q_table: Option<In<'a>>,
     /// The positions of the tokens.
     pub positions: Positions<'a>,
 }
@@ -45,11 +49,12 @@ impl<'a> Turn<'a> {
     /// Refuses a rotation that does not fit `tokens` tokens and rows of these widths.
     fn check(&self, check: &Check, tokens: usize, widths: [usize; 2]) -> Checked {
         self.positions.check(check, tokens, self.table.dims()[1])?;
-        let head_dim = 2 * self.table.dims()[2];
-        let whole = |width: &usize| width.is_multiple_of(head_dim);
-        check.that(widths.iter().all(whole), || {
-            format!("queries and keys of {widths:?} columns are not whole heads of {head_dim}")
-        })
+        check.turned_heads(&widths, self.head_dim, self.table)
+    }
+
+    /// The tables of queries and of keys.
+    pub(crate) fn tables(&self) -> [In<'a>; 2] {
+        [self.q_table.unwrap_or(self.table), self.table]
     }
 }
 
@@ -57,9 +62,10 @@ impl Field for Turn<'_> {
     fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
         let tokens = rule.dims()[0];
         let [_, rows, half] = sizes(rule.operation, "table", self.table.dims())?;
-        let table = rule.named("table").shaped([2, rows, half]).f32();
         let touched = 2 * self.positions.table_rows(tokens, rows);
-        self.table.visit(table.touched(touched), &mut *visit)?;
+        let table = rule.shaped([2, rows, half]).f32().touched(touched);
+        self.table.visit(table.named("table"), &mut *visit)?;
+        self.q_table.visit(table.named("q_table"), &mut *visit)?;
         self.positions.visit(rule, visit)
     }
 }

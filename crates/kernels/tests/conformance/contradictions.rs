@@ -93,8 +93,12 @@ fn of_layers() -> Vec<Contradiction> {
     let mut all = vec![
         contradiction!(RmsNorm(of) => of.y = None, "`y` is left out"),
         contradiction!(LayerNorm(of) => of.y = None, "`y` is left out"),
+        contradiction!(Rotary(of) => of.head_dim = 0, "not whole heads of 0"),
+        contradiction!(Rotary(of) => of.head_dim = 1, "are to be turned"),
         contradiction!(RotaryTail(of) => of.head_dim = 0, "not whole heads of 0"),
         contradiction!(RotaryTail(of) => of.head_dim = 1, "are to be turned"),
+        contradiction!(BiasDropoutAdd(of) => of.scale = f32::NAN, "a finite number"),
+        contradiction!(DropoutScale(of) => of.scale = f32::INFINITY, "a finite number"),
         contradiction!(SumInOrder(of) => of.x = of.x.rows(0..0), "no rows"),
     ];
     // Sequences of none, that do not divide the tokens, and longer than the table: cases have 74, or 111.
@@ -114,7 +118,7 @@ fn of_layers() -> Vec<Contradiction> {
         let message = "dropout of ";
         all.extend([
             contradiction!(BiasDropoutAdd(of) => of.dropout = with(of.dropout, probability), message),
-            contradiction!(DropoutBackward(of) => of.dropout.probability = probability, message),
+            contradiction!(DropoutScale(of) => of.dropout = with(of.dropout, probability), message),
             contradiction!(Attention(of) => of.dropout = with(of.dropout, probability), message),
             contradiction!(AttentionBackward(of) => of.dropout = with(of.dropout, probability), message),
             contradiction!(FlashAttention(of) => of.options.dropout = with(of.options.dropout, probability), message),

@@ -5,7 +5,7 @@ use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
-use kernels::operation::{self, AddBias, DropoutBackward};
+use kernels::operation::{self, AddBias, DropoutScale};
 use kernels::random::random_u32;
 use kernels::{Dropout, KernelError};
 use memory::DType;
@@ -62,6 +62,7 @@ struct BiasDropoutAdd {
     width: usize,
     bias: bool,
     dropout: Option<Dropped>,
+    scale: f32,
     residual: bool,
 }
 
@@ -87,25 +88,24 @@ impl Case for BiasDropoutAdd {
             bias: self.bias.then(|| bias.view()),
             dropout: placed.view(),
             first: 0,
+            scale: self.scale,
             residual: self.residual.then(|| residual.view()),
         })?;
-        let mut outputs = vec![device.take(&out)];
-        if let Some(dropout) = placed.view() {
-            let mut dx = device.room(self.dtype, [self.tokens, self.width]);
-            device.run(DropoutBackward {
-                dx: dx.view_mut(),
-                dy: dy.view(),
-                dropout,
-                first: 0,
-            })?;
-            outputs.push(device.take(&dx));
-        }
-        Ok(outputs)
+        let mut dx = device.room(self.dtype, [self.tokens, self.width]);
+        device.run(DropoutScale {
+            out: dx.view_mut(),
+            x: dy.view(),
+            dropout: placed.view(),
+            first: 0,
+            scale: self.scale,
+        })?;
+        Ok([out, dx].iter().map(|tensor| device.take(tensor)).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
         let [out, bias, residual, dy] = self.tensors().map(|host| host.values());
-        let factors = (0..out.len() as u64).map(|index| kept(self.dropout, index));
+        let factors =
+            (0..out.len() as u64).map(|index| f64::from(self.scale) * kept(self.dropout, index));
         let factors: Vec<f64> = factors.collect();
         let element = |index: usize| {
             let bias = if self.bias {
@@ -117,16 +117,11 @@ impl Case for BiasDropoutAdd {
             residual + factors[index] * (out[index] + bias)
         };
         let sums = (0..out.len()).map(element).collect();
-        let mut expected = vec![Expected::new("bias_dropout_add", sums, Rule::Standard)];
-        if self.dropout.is_some() {
-            let dx = dy.iter().zip(&factors).map(|(dy, factor)| dy * factor);
-            expected.push(Expected::new(
-                "dropout_backward",
-                dx.collect(),
-                Rule::Standard,
-            ));
-        }
-        expected
+        let dx = dy.iter().zip(&factors).map(|(dy, factor)| dy * factor);
+        vec![
+            Expected::new("bias_dropout_add", sums, Rule::Standard),
+            Expected::new("dropout_scale", dx.collect(), Rule::Standard),
+        ]
     }
 }
 
@@ -148,17 +143,20 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     for (tokens, width) in sizes {
         for probability in [None, Some(0.1), Some(0.5)] {
             for [bias, residual] in ADDENDS {
-                cases.push(Box::new(BiasDropoutAdd {
-                    dtype,
-                    tokens,
-                    width,
-                    bias,
-                    dropout: probability.map(|probability| Dropped {
-                        probability,
-                        key: KEY,
-                    }),
-                    residual,
-                }));
+                for scale in [1.0, 0.22] {
+                    cases.push(Box::new(BiasDropoutAdd {
+                        dtype,
+                        tokens,
+                        width,
+                        bias,
+                        dropout: probability.map(|probability| Dropped {
+                            probability,
+                            key: KEY,
+                        }),
+                        scale,
+                        residual,
+                    }));
+                }
             }
         }
     }
@@ -173,6 +171,7 @@ fn example(dtype: DType, dropout: Option<Dropped>, [bias, residual]: [bool; 2]) 
         width: 131,
         bias,
         dropout,
+        scale: 1.0,
         residual,
     }
 }
@@ -234,14 +233,16 @@ fn mask(device: &Device, dropped: Dropped, rows: Range<usize>) -> Vec<bool> {
         bias: None,
         dropout: Some(dropout),
         first,
+        scale: 1.0,
         residual: None,
     };
     device.run(forward).unwrap();
-    let backward = DropoutBackward {
-        dx: dx.view_mut(),
-        dy: dy.view(),
-        dropout,
+    let backward = DropoutScale {
+        out: dx.view_mut(),
+        x: dy.view(),
+        dropout: Some(dropout),
         first,
+        scale: 1.0,
     };
     device.run(backward).unwrap();
     let [forward, backward] = [out, dx].map(|tensor| device.take(&tensor));

@@ -63,7 +63,7 @@ impl Tail {
             x.transpose(2, 3)?.contiguous()
         };
         let apart = halves(&tail, [half, 2])?.reshape((tokens, heads * self.turned))?;
-        let apart = self.angles().turned(&apart)?;
+        let apart = self.angles().turned(&apart, self.turned)?;
         let tail = halves(&apart, [2, half])?.reshape((tokens, heads, self.turned))?;
         match self.unturned {
             0 => tail.reshape(x.shape()),

@@ -19,6 +19,8 @@ enum Turned {
     Not,
     InSequences,
     AtPositions,
+    /// At positions, queries by a table of their own.
+    Apart,
 }
 
 #[derive(Debug)]
@@ -29,6 +31,8 @@ struct Qkv {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Columns of a head that are turned, where any are.
+    turned_columns: usize,
     v_head_dim: usize,
     turned: Turned,
 }
@@ -39,6 +43,7 @@ const TABLE: usize = 80;
 /// What a turn reads.
 struct Given {
     table: Tensor,
+    q_table: Tensor,
     positions: Tensor,
 }
 
@@ -69,18 +74,34 @@ impl Qkv {
     fn angles(&self) -> Angles {
         let places = (0..self.tokens()).map(|token| (token % self.seq) as f64);
         Angles {
-            table: table(TABLE, self.head_dim),
+            table: table(TABLE, self.turned_columns),
             positions: match self.turned {
-                Turned::AtPositions => Host::random_ids(self.tokens(), TABLE, 3),
+                Turned::AtPositions | Turned::Apart => Host::random_ids(self.tokens(), TABLE, 3),
                 _ => Host::new(DType::I32, [self.tokens()], places),
             },
         }
+    }
+
+    /// Those of queries: with a table of their own, the lengths of turned pairs grow with the position.
+    fn q_angles(&self) -> Angles {
+        let mut angles = self.angles();
+        if self.turned == Turned::Apart {
+            let half = self.turned_columns / 2;
+            let values = angles.table.values().into_iter().enumerate();
+            let longer = values.map(|(place, value)| {
+                let position = place / half % TABLE;
+                value * (1.0 + position as f64 / TABLE as f64)
+            });
+            angles.table = Host::new(DType::F32, angles.table.dims, longer);
+        }
+        angles
     }
 
     fn given(&self, device: &Device) -> Given {
         let Angles { table, positions } = self.angles();
         Given {
             table: device.put(&table),
+            q_table: device.put(&self.q_angles().table),
             positions: device.put(&positions),
         }
     }
@@ -89,10 +110,12 @@ impl Qkv {
         let positions = match self.turned {
             Turned::Not => return None,
             Turned::InSequences => Positions::Sequences(self.seq),
-            Turned::AtPositions => Positions::Given(given.positions.view()),
+            Turned::AtPositions | Turned::Apart => Positions::Given(given.positions.view()),
         };
         Some(Turn {
+            head_dim: self.head_dim,
             table: given.table.view(),
+            q_table: (self.turned == Turned::Apart).then(|| given.q_table.view()),
             positions,
         })
     }
@@ -128,13 +151,13 @@ impl Qkv {
     /// Queries, keys, values, and the joined gradient.
     fn oracle(&self) -> Result<[Vec<f64>; 4]> {
         let qkv = variable(&self.joined())?;
-        let (angles, [q_width, k_width, v_width]) = (self.angles(), self.widths());
-        let turned = |x: candle_core::Tensor| match self.turned {
+        let [q_width, k_width, v_width] = self.widths();
+        let turned = |x: candle_core::Tensor, angles: Angles| match self.turned {
             Turned::Not => Ok(x),
-            _ => angles.turned(&x),
+            _ => angles.turned(&x, self.head_dim),
         };
-        let q = turned(qkv.narrow(1, 0, q_width)?)?;
-        let k = turned(qkv.narrow(1, q_width, k_width)?)?;
+        let q = turned(qkv.narrow(1, 0, q_width)?, self.q_angles())?;
+        let k = turned(qkv.narrow(1, q_width, k_width)?, self.angles())?;
         let v = qkv.narrow(1, q_width + k_width, v_width)?;
         let apart = candle_core::Tensor::cat(&[&q, &k, &v], 1)?;
         let [dq, dk, dv] = self.gradients();
@@ -183,27 +206,36 @@ impl Case for Qkv {
 
 fn all(dtype: DType) -> Vec<Qkv> {
     let sizes = [
-        (1, 1, 1, 1, 2, 2),
-        (2, 37, 3, 1, 20, 20),
-        (1, 37, 6, 2, 48, 48),
-        (2, 65, 8, 8, 64, 64),
-        (3, 5, 14, 2, 64, 64),
-        (1, 3, 2, 1, 128, 128),
-        (2, 37, 6, 2, 20, 7),
-        (1, 37, 4, 2, 16, 64),
+        (1, 1, 1, 1, [2, 2], 2),
+        (2, 37, 3, 1, [20, 20], 20),
+        (1, 37, 6, 2, [48, 48], 48),
+        (2, 65, 8, 8, [64, 64], 64),
+        (3, 5, 14, 2, [64, 64], 64),
+        (1, 3, 2, 1, [128, 128], 128),
+        (2, 37, 6, 2, [20, 20], 7),
+        (1, 37, 4, 2, [16, 16], 64),
+        (2, 37, 3, 1, [23, 10], 7),
+        (1, 37, 6, 2, [48, 36], 48),
+        (1, 5, 4, 2, [128, 64], 128),
     ];
-    let turns = [Turned::Not, Turned::InSequences, Turned::AtPositions];
+    let turns = [
+        Turned::Not,
+        Turned::InSequences,
+        Turned::AtPositions,
+        Turned::Apart,
+    ];
     let sizes = sizes.into_iter();
     sizes
         .flat_map(|sizes| turns.map(|turned| (sizes, turned)))
         .map(
-            |((batch, seq, heads, kv_heads, head_dim, v_head_dim), turned)| Qkv {
+            |((batch, seq, heads, kv_heads, [head_dim, turned_columns], v_head_dim), turned)| Qkv {
                 dtype,
                 batch,
                 seq,
                 heads,
                 kv_heads,
                 head_dim,
+                turned_columns,
                 v_head_dim,
                 turned,
             },

@@ -57,7 +57,7 @@ gelu: x type?
 gram: out type?, x gaps, x transposed, x type?, x[1]
 grouped_gradient: dy[0]?, out type?, rows[0]?
 grouped_matmul: rows[0]?
-join_qkv: table[1]
+join_qkv: table[1]?, table[2]?
 layer_norm_backward: dbias type, dweight type
 matmul: a gaps, a transposed, a type?, b gaps, b transposed, b type?, init added, out gaps, out type?
 momentum: gradients type, momentum type, out type
@@ -66,13 +66,13 @@ norm_grains: x type, x[0]?
 quantise: codes F8E4M3, codes F8E5M2, underflows gaps, underflows[0], x type
 quantise_transposed: x type, x[0]?
 rms_norm_backward: dweight type
-rotary: table[1], x gaps, x type, x[0]?
+rotary: table[1], table[2]?, x gaps, x type, x[0]?
 rotary_tail: table[1], table[2]?, x type, x[0]?
 route: lengths[0]?
 route_backward: balance[0]?, dlogits type, lengths[0]?
 router_z_loss: lengths[0]?, logits[1]?
 scaled_matmul: a F8E4M3, a F8E5M2?, b F8E4M3, b F8E5M2?, init added, out type?
-split_qkv: table[1]
+split_qkv: table[1]?, table[2]?
 step_along: direction type, parameters type?
 store_in_cache: k_cache[0]?, table[1]
 sum: x[0]

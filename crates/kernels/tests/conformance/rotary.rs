@@ -17,6 +17,8 @@ struct Rotary {
     seq: usize,
     heads: usize,
     head_dim: usize,
+    /// Columns of a head that are turned.
+    turned: usize,
     /// Positions of the table: as many as a sequence has, or more.
     table: usize,
     /// Whether the tokens' positions are given, in no order.
@@ -25,9 +27,9 @@ struct Rotary {
     layout: Layout,
 }
 
-/// Angles of so many positions.
-pub fn table(positions: usize, head_dim: usize) -> Host {
-    let half = head_dim / 2;
+/// Angles of so many positions, for as many columns of a head.
+pub fn table(positions: usize, turned: usize) -> Host {
+    let half = turned / 2;
     let angle =
         |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
     let angles =
@@ -44,20 +46,20 @@ pub struct Angles {
 }
 
 impl Angles {
-    /// All heads of `x`, a row a token.
-    pub fn turned(&self, x: &Tensor) -> Result<Tensor> {
+    /// All heads of `x`, a row a token: their first columns turned.
+    pub fn turned(&self, x: &Tensor, head_dim: usize) -> Result<Tensor> {
         let (tokens, width) = x.dims2()?;
         let half = self.table.dims[2];
-        let heads = width / (2 * half);
         let positions = constant(&self.positions)?.to_dtype(candle_core::DType::U32)?;
         let table = constant(&self.table)?.index_select(&positions, 1)?;
         let table = table.reshape((2, tokens, 1, half))?;
         let (cosines, sines) = (table.get(0)?, table.get(1)?);
-        let heads = x.reshape((tokens, heads, 2 * half))?;
+        let heads = x.reshape((tokens, width / head_dim, head_dim))?;
         let (low, high) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
         let low_turned = (low.broadcast_mul(&cosines)? - high.broadcast_mul(&sines)?)?;
         let high_turned = (high.broadcast_mul(&cosines)? + low.broadcast_mul(&sines)?)?;
-        Tensor::cat(&[low_turned, high_turned], 2)?.reshape(x.shape())
+        let rest = heads.narrow(2, 2 * half, head_dim - 2 * half)?;
+        Tensor::cat(&[low_turned, high_turned, rest], 2)?.reshape(x.shape())
     }
 }
 
@@ -68,7 +70,7 @@ impl Rotary {
     }
 
     fn table(&self) -> Host {
-        table(self.table, self.head_dim)
+        table(self.table, self.turned)
     }
 
     fn positions(&self) -> Host {
@@ -89,7 +91,7 @@ impl Rotary {
             table: self.table(),
             positions: self.positions(),
         };
-        let rotated = angles.turned(&x)?;
+        let rotated = angles.turned(&x, self.head_dim)?;
         let mut found = gradients(&rotated, &constant(&self.x())?, &[&x])?;
         Ok([values(&rotated)?, found.remove(0)])
     }
@@ -109,6 +111,7 @@ impl Case for Rotary {
             for inverse in turns {
                 device.run(kernels::Rotary {
                     x: self.layout.view_mut(x.view_mut()),
+                    head_dim: self.head_dim,
                     table: table.view(),
                     positions,
                     inverse: *inverse,
@@ -134,21 +137,25 @@ impl Case for Rotary {
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let sizes = [
-        (1, 1, 1, 2, 1, false, PLAIN),
-        (2, 37, 3, 20, 37, false, PLAIN),
-        (3, 65, 1, 20, 80, false, PLAIN),
-        (1, 37, 6, 48, 37, false, COLUMNS),
-        (2, 150, 8, 64, 150, false, PLAIN),
-        (2, 37, 3, 20, 70, true, COLUMNS),
-        (1, 150, 8, 64, 41, true, WIDE_COLUMNS),
+        (1, 1, 1, (2, 2), 1, false, PLAIN),
+        (2, 37, 3, (20, 20), 37, false, PLAIN),
+        (3, 65, 1, (20, 20), 80, false, PLAIN),
+        (1, 37, 6, (48, 48), 37, false, COLUMNS),
+        (2, 150, 8, (64, 64), 150, false, PLAIN),
+        (2, 37, 3, (20, 20), 70, true, COLUMNS),
+        (1, 150, 8, (64, 64), 41, true, WIDE_COLUMNS),
+        (2, 37, 3, (23, 10), 37, false, PLAIN),
+        (1, 37, 6, (48, 36), 70, true, COLUMNS),
+        (1, 37, 4, (128, 64), 37, false, PLAIN),
     ];
-    let case = |(batch, seq, heads, head_dim, table, given, layout)| {
+    let case = |(batch, seq, heads, (head_dim, turned), table, given, layout)| {
         Box::new(Rotary {
             dtype,
             batch,
             seq,
             heads,
             head_dim,
+            turned,
             table,
             given,
             layout,

@@ -133,6 +133,7 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
         linear: Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true)
             .in_fp8(own, Fp8Layer::Qkv),
         kv_widths: [hidden; 2],
+        head_dim: config.head_dim,
         norms: None,
         is_rotary: false,
     }

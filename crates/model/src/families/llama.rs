@@ -368,6 +368,7 @@ fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters
         input: H1,
         linear,
         kv_widths: [k_width, v_width],
+        head_dim,
         norms: attention.qk_norm.then(|| HeadNorms {
             norms: ["q", "k"].map(norm),
             head_dim,

@@ -70,6 +70,7 @@ impl Embedding {
                 bias: None,
                 dropout,
                 first: 0,
+                scale: 1.0,
                 residual: None,
             })?;
         }

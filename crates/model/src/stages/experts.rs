@@ -123,6 +123,7 @@ fn add_rows(pass: &Pass, out: Out, x: In) -> Result {
         bias: None,
         dropout: None,
         first: 0,
+        scale: 1.0,
         residual: Some(x),
     })?)
 }

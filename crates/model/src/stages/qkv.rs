@@ -16,6 +16,8 @@ pub struct Qkv {
     pub linear: Linear,
     /// Width of keys, and of values.
     pub kv_widths: [usize; 2],
+    /// Width of a head of queries or keys.
+    pub head_dim: usize,
     /// Norms of every query head and every key head, before the rotary embedding (Qwen3).
     pub norms: Option<HeadNorms>,
     /// Whether the rotary embedding is applied to queries and keys.
@@ -54,7 +56,9 @@ impl Qkv {
     /// The rotary embedding to apply where the product is split; none with norms, which come first.
     fn turn<'p>(&self, pass: &Pass<'p>) -> Option<Turn<'p>> {
         (self.is_rotary && self.norms.is_none()).then(|| Turn {
+            head_dim: self.head_dim,
             table: pass.rotary_table(),
+            q_table: None,
             positions: pass.positions(),
         })
     }
@@ -64,6 +68,7 @@ impl Qkv {
         if self.is_rotary {
             pass.kernels().run(Rotary {
                 x,
+                head_dim: self.head_dim,
                 table: pass.rotary_table(),
                 positions: pass.positions(),
                 inverse,

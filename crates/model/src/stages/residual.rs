@@ -4,7 +4,7 @@ use super::written;
 use crate::stage::{Io, Stage};
 use crate::{Activation, DropoutSite, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
-use kernels::operation::{BiasDropoutAdd, DropoutBackward};
+use kernels::operation::{BiasDropoutAdd, DropoutScale};
 use memory::{In, Out};
 
 /// output `[b s, h]` = residual + dropout(input W^T + b): the output projection of attention, and of the feed-forward
@@ -50,6 +50,7 @@ impl ResidualProjection {
             bias,
             dropout: pass.dropout(self.dropout),
             first: self.first(pass),
+            scale: 1.0,
             residual: Some(residual),
         })?)
     }
@@ -98,11 +99,12 @@ impl Stage for ResidualProjection {
         let mut masked = None;
         if let Some(dropout) = pass.dropout(self.dropout) {
             let dx = masked.insert(pass.temporary("d_dropped", dsum.dims())?);
-            pass.kernels().run(DropoutBackward {
-                dx: dx.view_mut(),
-                dy: dsum.view(),
-                dropout,
+            pass.kernels().run(DropoutScale {
+                out: dx.view_mut(),
+                x: dsum.view(),
+                dropout: Some(dropout),
                 first: self.first(pass),
+                scale: 1.0,
             })?;
         }
         match masked {

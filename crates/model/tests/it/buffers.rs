@@ -52,6 +52,7 @@ impl Stage for Shift {
                 bias: Some(pass.parameter(self.0)),
                 dropout: None,
                 first: 0,
+                scale: 1.0,
                 residual: Some(x.view()),
             })?;
         }

@@ -114,6 +114,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             input: H,
             linear: qkv,
             kv_widths: [config.kv_width(); 2],
+            head_dim: config.head_dim,
             norms: None,
             is_rotary: true,
         }),

@@ -34,7 +34,8 @@ fn experts(m: &ModelShapes) -> Option<([usize; 2], [usize; 3])> {
 
 fn turn<'a>(m: &ModelShapes, o: &'a CaseTensors) -> Option<Turn<'a>> {
     let seq = m.batch[1];
-    Some(Turn { table: o.input(F32, [2, seq, m.head_dim / 2]), positions: Positions::Sequences(seq) })
+    let table = o.input(F32, [2, seq, m.head_dim / 2]);
+    Some(Turn { head_dim: m.head_dim, table, q_table: None, positions: Positions::Sequences(seq) })
 }
 
 fn scales<'a>(o: &'a CaseTensors) -> [memory::In<'a>; 2] {

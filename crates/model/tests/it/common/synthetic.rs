@@ -116,6 +116,7 @@ impl Stage for Router {
                 bias: Some(pass.parameter(self.correction)),
                 dropout: None,
                 first: 0,
+                scale: 1.0,
                 residual: None,
             })?;
         }
@@ -399,6 +400,7 @@ fn block(
         input,
         linear: Linear::declare_together(own, parts, width, false),
         kv_widths: [k_width, v_width],
+        head_dim: attention.qk_head_dim,
         norms: None,
         is_rotary: true,
     }));
