@@ -30,8 +30,8 @@ pub struct Architecture {
     /// The first block with a trained parameter, or the number of blocks if none has one. `None` if the embedding is
     /// trained. The backward pass ends at this block.
     pub(crate) lowest_trained: Option<usize>,
-    /// The rotary embedding, if there is one.
-    pub(crate) rotary: Option<Rotary>,
+    /// The rotary embeddings of its blocks.
+    pub(crate) rotary: Vec<Rotary>,
     tile_tokens: Option<usize>,
     /// The ranks that share sequences.
     pub sharing: SharingRanks,
@@ -62,17 +62,23 @@ impl Architecture {
             blocks,
             head_parameters: head.parameters(),
             head,
-            rotary: None,
+            rotary: Vec::new(),
             tile_tokens: None,
             sharing: SharingRanks::ALONE,
             router_losses: None,
         }
     }
 
-    /// The same model with a rotary embedding, whose table stages get from [`crate::Pass::rotary_table`].
-    pub fn with_rotary(self, rotary: Rotary) -> Architecture {
+    /// The same model with rotary embeddings, whose tables stages get from [`crate::Pass::rotary_tables`].
+    pub fn with_rotary(self, rotary: impl IntoIterator<Item = Rotary>) -> Architecture {
+        let mut distinct = Vec::new();
+        for rotary in rotary {
+            if !distinct.contains(&rotary) {
+                distinct.push(rotary);
+            }
+        }
         Architecture {
-            rotary: Some(rotary),
+            rotary: distinct,
             ..self
         }
     }
@@ -213,7 +219,7 @@ impl Architecture {
     /// positions come with the batch.
     pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
         let is_cut = self.tile_tokens.is_some_and(|tokens| tokens < seq);
-        self.rotary.is_some() && is_cut && self.sharing.parts() == 1
+        !self.rotary.is_empty() && is_cut && self.sharing.parts() == 1
     }
 
     /// Model FLOPs of forward and backward for one token of a sequence of `seq`, without replays. Frozen matrices have

@@ -1,8 +1,9 @@
 //! What a model's configuration says of each block. A family makes stages from it.
 
+use crate::stages::{Rotary, Temperature};
 use crate::{
-    ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, PositionKind,
-    RopeScaling,
+    ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, NormPlacement,
+    QkNormExtent, RopeScaling,
 };
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
@@ -16,6 +17,10 @@ pub struct BlockSpec {
     pub feed_forward: FeedForwardSpec,
     /// Its experts, in place of that layer.
     pub experts: Option<ExpertsConfig>,
+    /// Where its norms stand.
+    pub norms: NormPlacement,
+    /// What it adds to the residual stream is multiplied by this.
+    pub residual_multiplier: f32,
 }
 
 /// The shape and the features of attention.
@@ -33,10 +38,10 @@ pub struct AttentionSpec {
     pub scale: Option<f32>,
     /// The most keys that a query sees, its own included; none: its own and all before it.
     pub window: Option<usize>,
-    /// Queries and keys are normalised per head.
-    pub qk_norm: bool,
-    /// Queries and keys are turned by the rotary embedding.
-    pub is_rotary: bool,
+    /// What norms of queries and keys take together; none: there are no such norms.
+    pub qk_norm: Option<QkNormExtent>,
+    /// The rotary embedding that turns queries and keys; none: they have no positions.
+    pub rotary: Option<Rotary>,
     /// The projections of queries, keys and values have a bias.
     pub qkv_bias: bool,
     /// The output projection has a bias.
@@ -122,7 +127,11 @@ impl ModelConfig {
     pub fn blocks(&self) -> Vec<Rc<BlockSpec>> {
         let mut distinct: Vec<(_, Rc<BlockSpec>)> = Vec::new();
         let of_layer = |layer| {
-            let kind = (self.window(layer), self.has_experts(layer));
+            let kind = (
+                self.window(layer),
+                self.turns(layer),
+                self.has_experts(layer),
+            );
             let known = distinct.iter().find(|(other, _)| *other == kind);
             known.map(|(_, spec)| spec.clone()).unwrap_or_else(|| {
                 let spec = Rc::new(self.block(layer));
@@ -142,7 +151,7 @@ impl ModelConfig {
     /// The specification of a layer's block.
     pub fn block(&self, layer: usize) -> BlockSpec {
         BlockSpec {
-            attention: self.attention(self.window(layer)),
+            attention: self.attention(layer),
             feed_forward: FeedForwardSpec {
                 function: self.activation,
                 width: self.ffn,
@@ -150,11 +159,25 @@ impl ModelConfig {
                 is_fused: self.fused_projections,
             },
             experts: self.experts.clone().filter(|_| self.has_experts(layer)),
+            norms: self.norm_placement,
+            residual_multiplier: self.residual_multiplier as f32,
         }
     }
 
-    /// Attention with this window; none: a query sees its own key and all before it.
-    pub fn attention(&self, window: Option<usize>) -> AttentionSpec {
+    /// The rotary embedding of a layer, if it has one.
+    fn rotary(&self, layer: usize) -> Option<Rotary> {
+        let of_window = self.window_rope_theta.filter(|_| self.window(layer).is_some());
+        let original = || self.rope_scaling.as_ref()?.original_max_position();
+        self.turns(layer).then(|| Rotary {
+            columns: self.rotary_dim(),
+            theta: of_window.unwrap_or(self.rope_theta),
+            scaling: self.rope_scaling.clone().filter(|_| of_window.is_none()),
+            temperature: self.query_temperature.zip(original()).map(|(beta, original)| Temperature { beta, original }),
+        })
+    }
+
+    /// The attention of a layer.
+    pub fn attention(&self, layer: usize) -> AttentionSpec {
         let latent = self.latent.as_ref();
         let factor = self
             .rope_scaling
@@ -166,10 +189,13 @@ impl ModelConfig {
             kv_heads: self.kv_heads,
             qk_head_dim: self.head_dim,
             v_head_dim: latent.map_or(self.head_dim, |latent| latent.v_head_dim),
-            scale: (latent.is_some() && factor != 1.0).then_some(scale as f32),
-            window,
-            qk_norm: self.qk_norm,
-            is_rotary: self.positions == PositionKind::Rotary,
+            scale: match self.attention_multiplier {
+                Some(scale) => Some(scale as f32),
+                None => (latent.is_some() && factor != 1.0).then_some(scale as f32),
+            },
+            window: self.window(layer),
+            qk_norm: self.qk_norm.then_some(self.qk_norm_over),
+            rotary: self.rotary(layer),
             qkv_bias: self.qkv_bias || self.biases,
             o_bias: self.o_bias || self.biases,
             is_fused: self.fused_projections,

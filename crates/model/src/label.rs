@@ -26,6 +26,8 @@ impl Label {
         .dropped_by_full_alone();
     /// Outputs and statistics of both norms.
     pub const LAYERNORM: Label = Label::new("layernorm");
+    /// What norms behind attention and the feed-forward layer normalise.
+    pub const NORM_INPUT: Label = Label::new("norm_input");
     /// Queries, keys and values.
     pub const QKV: Label = Label::new("qkv");
     /// Attention probabilities; with flash attention the log-sum-exp.
@@ -138,8 +140,21 @@ const DENSE: &[Label] = &[
     Label::MLP_ACT,
     Label::LORA,
 ];
+const NORMS_BEHIND: &[Label] = &[
+    Label::BLOCK_INPUT,
+    Label::LAYERNORM,
+    Label::QKV,
+    Label::CORE_ATTN,
+    Label::ATTN_VALUE,
+    Label::NORM_INPUT,
+    Label::ATTN_OUT,
+    Label::MLP,
+    Label::MLP_ACT,
+    Label::LORA,
+];
 const EXPERTS: &[Label] = with_experts!(QKV);
 const LATENT: &[Label] = with_experts!(MLA_LATENT, MLA_UP_PROJ);
+const TABLES: [&[Label]; 4] = [DENSE, NORMS_BEHIND, EXPERTS, LATENT];
 
 /// The labels of an architecture, in forward order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +166,9 @@ impl Labels {
 
     /// The labels of blocks with attention and a dense feed-forward layer.
     pub const DENSE: Labels = Labels::without_lora(DENSE);
+
+    /// The same, with norms behind them.
+    pub const NORMS_BEHIND: Labels = Labels::without_lora(NORMS_BEHIND);
 
     /// The labels of models of which some layers have experts.
     pub const EXPERTS: Labels = Labels::without_lora(EXPERTS);
@@ -180,7 +198,7 @@ impl Labels {
     /// # Panics
     /// If these are no labels of a family.
     pub fn with_lora(self) -> Labels {
-        let mut tables = [DENSE, EXPERTS, LATENT].into_iter();
+        let mut tables = TABLES.into_iter();
         let table = tables.find(|table| Labels::without_lora(table) == self);
         Labels::new(table.expect("a family has a table with the label of adapters too"))
     }
@@ -198,7 +216,7 @@ impl Labels {
     /// What `choose` takes of the labels of every family, each once.
     pub fn of_all(choose: impl Fn(Labels) -> Vec<Label>) -> Vec<Label> {
         let mut all: Vec<Label> = Vec::new();
-        let tables = [DENSE, EXPERTS, LATENT].into_iter();
+        let tables = TABLES.into_iter();
         for label in tables.map(Labels::new).flat_map(choose) {
             if !all.contains(&label) {
                 all.push(label);

@@ -1,5 +1,6 @@
 //! A model on a device: its architecture, where its parameters lie, and how it computes.
 
+use crate::stages::{Rotary, RotaryTables};
 use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
 use crate::{Architecture, BatchShape, Extent, Result};
@@ -24,7 +25,8 @@ pub struct Model {
     architecture: Architecture,
     layout: Rc<Layout>,
     indices: LayoutIndices,
-    rotary_table: Option<Buffer>,
+    /// Those of the architecture's rotary embeddings.
+    rotary_tables: Vec<RotaryTables>,
     places: Option<Buffer>,
     computation: Computation,
     no_replays: ReplayCounts,
@@ -42,13 +44,14 @@ impl Model {
         kernels: &Kernels,
         computation: Computation,
     ) -> Result<Model> {
-        let rotary = architecture.rotary.as_ref();
-        let table = rotary.map(|rotary| rotary.lease(memory, kernels, computation.seq));
+        let rotary = architecture.rotary.iter();
+        let tables = rotary.map(|rotary| rotary.lease(memory, kernels, computation.seq));
+        let tables = tables.collect::<Result<_>>()?;
         let needs_places = architecture.turns_in_tiles(computation.seq);
         let places = needs_places.then(|| places(memory, kernels, computation.seq));
         Ok(Model {
             places: places.transpose()?,
-            rotary_table: table.transpose()?,
+            rotary_tables: tables,
             indices: architecture.parameters.layout_indices(),
             no_replays: ReplayCounts::none(architecture.stage_names()),
             architecture,
@@ -150,11 +153,13 @@ impl Model {
             .view()
     }
 
-    pub(crate) fn rotary_table(&self) -> In<'_> {
-        let table = self.rotary_table.as_ref();
-        table
-            .expect("stages turn only in architectures with a rotary embedding")
-            .view()
+    /// The tables of a rotary embedding for queries and for keys.
+    pub(crate) fn rotary_tables(&self, rotary: &Rotary) -> [In<'_>; 2] {
+        let mut known = self.architecture.rotary.iter();
+        let at = known.position(|known| known == rotary);
+        let at = at.expect("stages turn only by rotary embeddings of their architecture");
+        let RotaryTables { keys, queries } = &self.rotary_tables[at];
+        [queries.as_ref().unwrap_or(keys).view(), keys.view()]
     }
 }
 

@@ -1,5 +1,6 @@
 //! One micro-batch on its way through the model: what stages compute with, pull and replay.
 
+use crate::stages::Rotary;
 use crate::parts::PartState;
 use crate::position::StagePosition;
 use crate::stage::Declared;
@@ -103,12 +104,12 @@ impl<'a> Pass<'a> {
         self.model.dtype()
     }
 
-    /// The table of the rotary embedding, `[2, s, head_dim / 2]` f32: cosines, sines.
+    /// The tables of a rotary embedding for queries and for keys, `[2, s, columns / 2]` f32 each: cosines, sines.
     ///
     /// # Panics
-    /// If the architecture has none.
-    pub fn rotary_table(&self) -> In<'a> {
-        self.model.rotary_table()
+    /// If the architecture does not have it.
+    pub fn rotary_tables(&self, rotary: &Rotary) -> [In<'a>; 2] {
+        self.model.rotary_tables(rotary)
     }
 
     /// Dropout at a site of the block whose stage runs. It is the same in replays and in the backward pass; none in

@@ -44,7 +44,11 @@ pub(super) fn architecture(
     let blocks = blocks.iter().enumerate().map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "transformer.");
     let norm = Norm::layer(&mut last, "ln_f", hidden, config.norm_eps);
-    let head = Head { norm, linear };
+    let head = Head {
+        norm,
+        linear,
+        logit_multiplier: 1.0,
+    };
     let embedding = Box::new(embedding);
     let labels = parameters.labels(Labels::DENSE);
     Architecture::new(labels, parameters, embedding, blocks, head)
@@ -98,6 +102,7 @@ fn stages(
             residual: X,
             output: X2,
             linear: attn_out,
+            multiplier: 1.0,
             dropout: of_attention,
         }),
         Box::new(mlp_norm),
@@ -120,6 +125,7 @@ fn stages(
             residual: X2,
             output: Activation::NEXT_X,
             linear: down,
+            multiplier: 1.0,
             dropout: of_feed_forward,
         }),
     ]
@@ -135,7 +141,7 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
         kv_widths: [hidden; 2],
         head_dim: config.head_dim,
         norms: None,
-        is_rotary: false,
+        rotary: None,
     }
 }
 

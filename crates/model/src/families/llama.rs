@@ -1,19 +1,19 @@
-//! Llama, and the families that differ from it in a few switches: Mistral (sliding windows), Qwen2 (biases of q, k and
-//! v), Qwen3 (norms of q and k), Phi-3 (q, k and v are one matrix in files, gate and up another). With experts in place of
-//! the feed-forward layer: Mixtral, Qwen2-MoE, Qwen3-MoE; and with latent attention too: DeepSeek-V2 and V3.
+//! Blocks of RMSNorm, attention and SwiGLU or experts, as all families but GPT-2 have them. What layers and families differ in
+//! stands in a [`BlockSpec`]; parameters have transformers' names.
 
+use crate::fp8::Fp8Reader;
+use crate::hugging_face::ExpertNames;
 use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
-    Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormStage, Projection,
-    Qkv, ResidualProjection, Rotary, RouterChoice, RouterTables,
+    Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormBehind, NormStage,
+    Projection, Qkv, ResidualProjection, RouterChoice, RouterTables,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    ExpertsConfig, Family, FeedForwardSpec, Fp8Layer, LatentConfig, Linear, ModelConfig, SharingRanks,
-    Stage,
+    ExpertsConfig, Family, Fp8Layer, LatentConfig, Linear, ModelConfig, NormPlacement,
+    QkNormExtent, SharingRanks, Stage,
 };
-use crate::hugging_face::ExpertNames;
 use memory::Layer;
 use std::rc::Rc;
 
@@ -33,12 +33,20 @@ pub(super) fn architecture(
     let matrix = [config.vocab, config.hidden];
     let mut first = parameters.of_part(Layer::Embedding, "model.");
     let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
+    let embedding = embedding.multiplied(config.embedding_multiplier as f32);
+    let experts = config.experts.is_some().then(|| names_of_experts(config));
     let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {
         let part = Layer::Block(layer);
         let mut own = parameters.of_part(part, format!("model.layers.{layer}."));
-        Block::new(config.hidden, stages(config, spec, attention, &mut own))
+        let builder = Builder {
+            config,
+            spec,
+            kind: attention,
+            expert_names: experts.unwrap_or(ExpertNames::USUAL),
+        };
+        Block::new(config.hidden, builder.stages(&mut own))
     };
-    let blocks = blocks.iter().enumerate().map(block).collect();
+    let layers = blocks.iter().enumerate().map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "");
     let head = Head {
         norm: Norm::rms(&mut last, "model.norm", config.hidden, config.norm_eps),
@@ -46,74 +54,248 @@ pub(super) fn architecture(
             true => Linear::tied(embedding.tokens, matrix),
             false => Linear::declare(&mut last, "lm_head", matrix, false),
         },
+        logit_multiplier: config.logits_scaling.recip() as f32,
     };
-    let rotary = Rotary {
-        head_dim: config.rotary_dim(),
-        theta: config.rope_theta,
-        scaling: config.rope_scaling.clone(),
-    };
+    let rotary = blocks.iter().filter_map(|spec| spec.attention.rotary.clone());
     let embedding = Box::new(embedding);
     let labels = parameters.labels(config.labels());
-    Architecture::new(labels, parameters, embedding, blocks, head)
+    Architecture::new(labels, parameters, embedding, layers, head)
         .with_rotary(rotary)
         .with_router_losses(config.router_losses())
 }
 
-/// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)), or next x = x2 + experts(norm(x2)).
-fn stages(
-    config: &ModelConfig,
-    spec: &BlockSpec,
+/// Makes the stages of a block.
+struct Builder<'a> {
+    config: &'a ModelConfig,
+    spec: &'a BlockSpec,
     kind: Attention,
-    own: &mut PartParameters,
-) -> Vec<Box<dyn Stage>> {
-    let (hidden, attention) = (config.hidden, &spec.attention);
-    let norm = |own: &mut PartParameters, name, of: [_; 3], parameter| {
-        normed(own, name, of, (parameter, hidden, config.norm_eps))
-    };
-    let mut attn_norm = norm(own, "attn_norm", [X, H1, RSTD1], "input_layernorm");
-    let mut stages: Vec<Box<dyn Stage>> = Vec::new();
-    let latents = match &attention.latent {
-        None => {
-            let qkv = qkv(config, attention, own);
-            attn_norm.norm.read_by = qkv.linear.fp8_reader();
-            stages.extend([Box::new(attn_norm) as Box<dyn Stage>, Box::new(qkv)]);
-            None
+    expert_names: ExpertNames,
+}
+
+/// A part of a block that adds to the residual stream: attention, or the feed-forward layer.
+struct Sublayer {
+    /// The residual stream before it and after.
+    residual: [Activation; 2],
+    /// Its norm's name in reports, and in files where it stands in front, and behind.
+    norm: [&'static str; 3],
+    /// What its norm writes in front of it, and the norm's statistic.
+    normed: [Activation; 2],
+    /// The name of its last product.
+    product: &'static str,
+    /// What the last product reads.
+    made: Activation,
+    /// What the last product writes in front of a norm behind it.
+    projected: Activation,
+}
+
+const ATTENTION: Sublayer = Sublayer {
+    residual: [X, X2],
+    norm: ["attn_norm", "input_layernorm", "post_attention_layernorm"],
+    normed: [H1, RSTD1],
+    product: "attn_out",
+    made: CoreAttention::O,
+    projected: NormBehind::ATTN,
+};
+
+const FEED_FORWARD: Sublayer = Sublayer {
+    residual: [X2, Activation::NEXT_X],
+    norm: [
+        "mlp_norm",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    ],
+    normed: [H2, RSTD2],
+    product: "mlp_down",
+    made: MlpActivation::ACT,
+    projected: NormBehind::MLP,
+};
+
+impl Builder<'_> {
+    /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)); with norms behind, x2 = x + norm(attention(x)), and so on.
+    fn stages(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
+        let mut stages = self.attention(own);
+        match &self.spec.experts {
+            None => stages.extend(self.dense(own)),
+            Some(experts) => {
+                let norm = self.norm_in_front(&FEED_FORWARD, own);
+                stages.extend(boxed(norm, None));
+                let names = self.expert_names;
+                stages.extend(experts_of(self.config.hidden, experts, names, own));
+            }
         }
-        Some(latent) => {
-            let (made, heads) = latents(hidden, attention, latent, own);
-            stages.push(Box::new(attn_norm));
-            stages.extend(made);
-            Some(heads)
+        stages
+    }
+
+    /// What a sublayer's first products read.
+    fn input(&self, of: &Sublayer) -> Activation {
+        match self.spec.norms {
+            NormPlacement::Before => of.normed[0],
+            NormPlacement::After => of.residual[0],
         }
-    };
-    let (o_width, o_bias) = (attention.o_width(), attention.o_bias);
-    stages.extend([
-        Box::new(CoreAttention {
-            kind,
+    }
+
+    /// The norm in front of a sublayer, if it stands there.
+    fn norm_in_front(&self, of: &Sublayer, own: &mut PartParameters) -> Option<NormStage> {
+        let ([name, parameter, _], [output, rstd]) = (of.norm, of.normed);
+        let width = (parameter, self.config.hidden, self.config.norm_eps);
+        let is_there = self.spec.norms == NormPlacement::Before;
+        is_there.then(|| normed(own, name, [of.residual[0], output, rstd], width))
+    }
+
+    /// A sublayer's last product, added to the residual stream, behind a norm if it stands there.
+    fn added(
+        &self,
+        of: &Sublayer,
+        linear: Linear,
+        own: &mut PartParameters,
+    ) -> Vec<Box<dyn Stage>> {
+        let [residual, output] = of.residual;
+        let (config, [name, _, parameter]) = (self.config, of.norm);
+        match self.spec.norms {
+            NormPlacement::Before => vec![Box::new(ResidualProjection {
+                name: of.product,
+                input: of.made,
+                residual,
+                output,
+                linear,
+                multiplier: self.spec.residual_multiplier,
+                dropout: DropoutSite::NONE,
+            })],
+            NormPlacement::After => vec![
+                Box::new(Projection {
+                    name: of.product,
+                    input: of.made,
+                    output: of.projected,
+                    linear,
+                    in_f32: false,
+                }),
+                Box::new(NormBehind {
+                    name,
+                    norm: Norm::rms(own, parameter, config.hidden, config.norm_eps),
+                    input: of.projected,
+                    residual,
+                    output,
+                    rstd: of.normed[1],
+                }),
+            ],
+        }
+    }
+
+    fn attention(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
+        let (hidden, attention) = (self.config.hidden, &self.spec.attention);
+        let norm = self.norm_in_front(&ATTENTION, own);
+        let mut stages: Vec<Box<dyn Stage>> = Vec::new();
+        let latents = match &attention.latent {
+            None => {
+                let qkv = self.qkv(own);
+                stages.extend(boxed(norm, qkv.linear.fp8_reader()));
+                stages.push(Box::new(qkv));
+                None
+            }
+            Some(latent) => {
+                stages.extend(boxed(norm, None));
+                let (made, heads) = latents(hidden, attention, latent, own);
+                stages.extend(made);
+                Some(heads)
+            }
+        };
+        stages.push(Box::new(CoreAttention {
+            kind: self.kind,
             attention: attention.clone(),
             dropout: DropoutSite::NONE,
             latents,
             ranks: SharingRanks::ALONE,
-        }) as Box<dyn Stage>,
-        Box::new(ResidualProjection {
-            name: "attn_out",
-            input: CoreAttention::O,
-            residual: X,
-            output: X2,
-            linear: Linear::declare(own, "self_attn.o_proj", [hidden, o_width], o_bias)
-                .in_fp8(own, Fp8Layer::AttnOut),
-            dropout: DropoutSite::NONE,
-        }),
-    ]);
-    let mlp_norm = norm(own, "mlp_norm", [X2, H2, RSTD2], "post_attention_layernorm");
-    match &spec.experts {
-        None => stages.extend(dense(hidden, mlp_norm, &spec.feed_forward, own)),
-        Some(experts) => {
-            stages.push(Box::new(mlp_norm));
-            stages.extend(experts_of(config, experts, own));
+        }));
+        let shape = [hidden, attention.o_width()];
+        let linear = Linear::declare(own, "self_attn.o_proj", shape, attention.o_bias);
+        stages.extend(self.added(&ATTENTION, linear.in_fp8(own, Fp8Layer::AttnOut), own));
+        stages
+    }
+    /// down(silu(gate) up).
+    fn dense(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
+        let (spec, hidden) = (&self.spec.feed_forward, self.config.hidden);
+        let norm = self.norm_in_front(&FEED_FORWARD, own);
+        let (ffn, bias) = (spec.width, spec.bias);
+        let up = match spec.is_fused {
+            true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], bias),
+            false => {
+                let parts = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
+                Linear::declare_together(own, parts, hidden, bias)
+            }
+        };
+        let up = up.in_fp8(own, Fp8Layer::MlpUp);
+        let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
+        let down = down.in_fp8(own, Fp8Layer::MlpDown);
+        let made_by = up.fp8_layer();
+        let mut stages: Vec<Box<dyn Stage>> = Vec::new();
+        stages.extend(boxed(norm, up.fp8_reader()));
+        stages.push(Box::new(Projection {
+            name: "mlp_up",
+            input: self.input(&FEED_FORWARD),
+            output: MlpActivation::GATE_UP,
+            linear: up,
+            in_f32: false,
+        }));
+        stages.push(Box::new(MlpActivation {
+            function: ActivationFunction::Swiglu,
+            width: ffn,
+            read_by: down.fp8_reader(),
+            made_by,
+        }));
+        stages.extend(self.added(&FEED_FORWARD, down, own));
+        stages
+    }
+
+    /// Queries, keys and values.
+    fn qkv(&self, own: &mut PartParameters) -> Qkv {
+        let (config, attention) = (self.config, &self.spec.attention);
+        let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
+        let [k_width, v_width] = attention.kv_widths();
+        let parts = [
+            ("self_attn.q_proj", attention.q_width()),
+            ("self_attn.k_proj", k_width),
+            ("self_attn.v_proj", v_width),
+        ];
+        let linear = match attention.is_fused {
+            true => {
+                let width = parts.iter().map(|(_, width)| width).sum();
+                let shape = [width, config.hidden];
+                Linear::declare(own, "self_attn.qkv_proj", shape, has_bias)
+            }
+            false => Linear::declare_together(own, parts, config.hidden, has_bias),
+        };
+        let linear = linear.in_fp8(own, Fp8Layer::Qkv);
+        let norms = attention.qk_norm.map(|extent| {
+            let widths = match extent {
+                QkNormExtent::Head => [head_dim; 2],
+                QkNormExtent::All => [attention.q_width(), k_width],
+            };
+            let mut norm = |which, width| {
+                let name = format!("self_attn.{which}_norm");
+                Norm::rms(own, &name, width, config.norm_eps)
+            };
+            HeadNorms {
+                norms: [norm("q", widths[0]), norm("k", widths[1])],
+                widths,
+            }
+        });
+        Qkv {
+            input: self.input(&ATTENTION),
+            linear,
+            kv_widths: [k_width, v_width],
+            head_dim,
+            norms,
+            rotary: attention.rotary.clone(),
         }
     }
-    stages
+}
+
+/// A norm in front, if there is one, as a stage; `read_by` is the only layer that reads it.
+fn boxed(norm: Option<NormStage>, read_by: Option<Fp8Reader>) -> Option<Box<dyn Stage>> {
+    norm.map(|mut norm| {
+        norm.norm.read_by = read_by;
+        Box::new(norm) as Box<dyn Stage>
+    })
 }
 
 /// A norm, by its input, output and statistic, and by its parameter, width and epsilon.
@@ -132,61 +314,15 @@ fn normed(
     }
 }
 
-/// down(silu(gate) up), of the norm before.
-fn dense(
-    hidden: usize,
-    mut norm: NormStage,
-    spec: &FeedForwardSpec,
-    own: &mut PartParameters,
-) -> [Box<dyn Stage>; 4] {
-    let (ffn, bias) = (spec.width, spec.bias);
-    let up = match spec.is_fused {
-        true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], bias),
-        false => {
-            let parts = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
-            Linear::declare_together(own, parts, hidden, bias)
-        }
-    };
-    let up = up.in_fp8(own, Fp8Layer::MlpUp);
-    let down = Linear::declare(own, "mlp.down_proj", [hidden, ffn], bias);
-    let down = down.in_fp8(own, Fp8Layer::MlpDown);
-    let made_by = up.fp8_layer();
-    norm.norm.read_by = up.fp8_reader();
-    [
-        Box::new(norm),
-        Box::new(Projection {
-            name: "mlp_up",
-            input: H2,
-            output: MlpActivation::GATE_UP,
-            linear: up,
-            in_f32: false,
-        }),
-        Box::new(MlpActivation {
-            function: ActivationFunction::Swiglu,
-            width: ffn,
-            read_by: down.fp8_reader(),
-            made_by,
-        }),
-        Box::new(ResidualProjection {
-            name: "mlp_down",
-            input: MlpActivation::ACT,
-            residual: X2,
-            output: Activation::NEXT_X,
-            linear: down,
-            dropout: DropoutSite::NONE,
-        }),
-    ]
-}
-
 /// The router, the experts that it chooses, and the shared ones. Parameters have the names that transformers gives them.
 fn experts_of(
-    config: &ModelConfig,
+    hidden: usize,
     experts: &ExpertsConfig,
+    names: ExpertNames,
     own: &mut PartParameters,
 ) -> Vec<Box<dyn Stage>> {
-    let (hidden, ffn) = (config.hidden, experts.ffn);
-    let (count, choices) = (experts.count, experts.chosen);
-    let ExpertNames { module, up, down } = names_of_experts(config);
+    let (ffn, count, choices) = (experts.ffn, experts.count, experts.chosen);
+    let ExpertNames { module, up, down } = names;
     let gate = format!("{module}.gate");
     let files = |end, parts| ExpertFiles { end, module, parts };
     let up = files("mlp.experts.gate_up_proj", up);
@@ -328,7 +464,12 @@ fn latents(
     own: &mut PartParameters,
 ) -> (Vec<Box<dyn Stage>>, LatentHeads) {
     let mut stages: Vec<Box<dyn Stage>> =
-        vec![Box::new(LatentDown::declare(own, H1, hidden, latent))];
+        vec![Box::new(LatentDown::declare(
+            own,
+            (hidden, H1),
+            attention,
+            latent,
+        ))];
     if let Some(width) = latent.q {
         let of = [LatentDown::Q_A, LatentDown::C_Q, LatentDown::RSTD_Q];
         let parameter = ("self_attn.q_a_layernorm", width, LATENT_EPS);
@@ -341,38 +482,4 @@ fn latents(
     let heads = up.heads.clone();
     stages.push(Box::new(up));
     (stages, heads)
-}
-
-fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {
-    let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
-    let [k_width, v_width] = attention.kv_widths();
-    let parts = [
-        ("self_attn.q_proj", attention.q_width()),
-        ("self_attn.k_proj", k_width),
-        ("self_attn.v_proj", v_width),
-    ];
-    let linear = match attention.is_fused {
-        true => {
-            let width = parts.iter().map(|(_, width)| width).sum();
-            let shape = [width, config.hidden];
-            Linear::declare(own, "self_attn.qkv_proj", shape, has_bias)
-        }
-        false => Linear::declare_together(own, parts, config.hidden, has_bias),
-    };
-    let linear = linear.in_fp8(own, Fp8Layer::Qkv);
-    let norm = |which| {
-        let name = format!("self_attn.{which}_norm");
-        Norm::rms(own, &name, head_dim, config.norm_eps)
-    };
-    Qkv {
-        input: H1,
-        linear,
-        kv_widths: [k_width, v_width],
-        head_dim,
-        norms: attention.qk_norm.then(|| HeadNorms {
-            norms: ["q", "k"].map(norm),
-            head_dim,
-        }),
-        is_rotary: attention.is_rotary,
-    }
 }

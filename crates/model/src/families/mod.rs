@@ -3,7 +3,7 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, Parameters};
+use crate::{Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, NormPlacement, Parameters};
 use std::rc::Rc;
 
 impl Architecture {
@@ -38,10 +38,11 @@ impl Architecture {
 impl ModelConfig {
     /// The labels that policies name the activations of its blocks by.
     pub fn labels(&self) -> Labels {
-        match (&self.latent, &self.experts) {
-            (Some(_), _) => Labels::LATENT,
-            (None, Some(_)) => Labels::EXPERTS,
-            (None, None) => Labels::DENSE,
+        match (&self.latent, &self.experts, self.norm_placement) {
+            (Some(_), _, _) => Labels::LATENT,
+            (None, Some(_), _) => Labels::EXPERTS,
+            (None, None, NormPlacement::After) => Labels::NORMS_BEHIND,
+            (None, None, NormPlacement::Before) => Labels::DENSE,
         }
     }
 }

@@ -213,7 +213,7 @@ mod tests {
             ([1, 0, 0, 0], window, &[1], Some("qwen2")),
             ([0, 0, 0, 1], window, &[0], Some("qwen3")),
             ([1, 1, 0, 1], None, &[], Some("qwen3")),
-            ([0, 0, 0, 0], window, &[1], None),
+            ([0, 0, 0, 0], window, &[1], Some("smollm3")),
             ([1, 1, 0, 0], window, &[], None),
             ([0, 1, 0, 0], None, &[], None),
             ([1, 0, 1, 0], None, &[], None),
@@ -468,7 +468,7 @@ mod tests {
             (
                 "\"llama\"",
                 "\"phi3\"",
-                "model.fused_projections with model.rope_scaling",
+                "`rope_scaling` = llama3",
             ),
             (
                 "\"llama\"",

@@ -9,12 +9,13 @@ use kernels::operation::{
 use memory::{Buffer, Out};
 
 /// x `[b s, h]` = the rows of a matrix for the tokens. With learned positions, their rows of another matrix are added,
-/// and the sum is dropped out.
+/// and the sum is multiplied by a number and dropped out.
 pub struct Embedding {
     /// The matrix of the tokens, for a head that is tied to it.
     pub tokens: ParameterId,
     width: usize,
     positions: Option<ParameterId>,
+    multiplier: f32,
     dropout: DropoutSite,
 }
 
@@ -25,8 +26,14 @@ impl Embedding {
             tokens: parameters.matrix(name, shape),
             width: shape[1],
             positions: None,
+            multiplier: 1.0,
             dropout: DropoutSite::NONE,
         }
+    }
+
+    /// The same, whose rows are multiplied by a number.
+    pub fn multiplied(self, multiplier: f32) -> Embedding {
+        Embedding { multiplier, ..self }
     }
 
     /// Declares the matrix `name [positions, width]` beside it.
@@ -58,19 +65,19 @@ impl Embedding {
                 positions: batch.positions(),
             })?;
         }
-        self.drop_out(pass, x.view_mut())
+        self.scale(pass, x.view_mut())
     }
 
-    /// Applies dropout in place, to the sum or to its gradient.
-    fn drop_out(&self, pass: &Pass, out: Out) -> Result {
+    /// Multiplies and drops in place, the sum or its gradient.
+    fn scale(&self, pass: &Pass, out: Out) -> Result {
         let dropout = pass.dropout(self.dropout);
-        if dropout.is_some() {
+        if self.multiplier != 1.0 || dropout.is_some() {
             pass.kernels().run(BiasDropoutAdd {
                 out,
                 bias: None,
                 dropout,
                 first: 0,
-                scale: 1.0,
+                scale: self.multiplier,
                 residual: None,
             })?;
         }
@@ -113,7 +120,7 @@ impl Stage for Embedding {
 
     fn backward(&self, pass: &mut Pass) -> Result {
         let mut dx = pass.gradient(Activation::NEXT_X);
-        self.drop_out(pass, dx.view_mut())?;
+        self.scale(pass, dx.view_mut())?;
         let (kernels, batch) = (pass.kernels(), pass.batch());
         if let Some((dtable, init)) = pass.accumulate(self.tokens) {
             kernels.run(EmbeddingBackward {

@@ -1,7 +1,7 @@
 //! Latent attention (DeepSeek-V2, 2024): queries, keys and values from narrow latents. `t` tokens, `a` heads; a head of
 //! queries and keys has `n` columns without a position, and `p` that the rotary embedding turns.
 
-use super::Qkv;
+use super::{Qkv, Rotary};
 use crate::adapter::OutputColumns;
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
@@ -12,18 +12,28 @@ use memory::{Buffer, In, Out};
 use std::collections::HashSet;
 
 /// The rotary embedding of the last columns of heads.
-#[derive(Clone, Copy)]
 struct Tail {
     head_dim: usize,
     are_neighbours: bool,
+    rotary: Rotary,
 }
 
 impl Tail {
-    fn turn(self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result {
+    /// Of heads `head_dim` wide.
+    fn of(attention: &AttentionSpec, latent: &LatentConfig, head_dim: usize) -> Tail {
+        let rotary = attention.rotary.clone();
+        Tail {
+            head_dim,
+            are_neighbours: latent.neighbours,
+            rotary: rotary.expect("latent attention turns some columns"),
+        }
+    }
+
+    fn turn(&self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result {
         Ok(pass.kernels().run(RotaryTail {
             x: x.view_mut(),
             head_dim: self.head_dim,
-            table: pass.rotary_table(),
+            table: pass.rotary_tables(&self.rotary)[0],
             positions: pass.positions(),
             are_neighbours: self.are_neighbours,
             inverse,
@@ -62,8 +72,8 @@ impl LatentDown {
     /// Declares `q_a_proj` and `kv_a_proj_with_mqa`.
     pub fn declare(
         own: &mut PartParameters,
-        input: Activation,
-        hidden: usize,
+        (hidden, input): (usize, Activation),
+        attention: &AttentionSpec,
         latent: &LatentConfig,
     ) -> LatentDown {
         let outputs = latent.kv + latent.rotary_dim;
@@ -80,10 +90,7 @@ impl LatentDown {
                 false,
             ),
             kv_width: latent.kv,
-            rotary: Tail {
-                head_dim: latent.rotary_dim,
-                are_neighbours: latent.neighbours,
-            },
+            rotary: Tail::of(attention, latent, latent.rotary_dim),
         }
     }
 
@@ -288,10 +295,7 @@ impl LatentUp {
                 value: attention.v_head_dim,
             },
             kv_widths: attention.kv_widths(),
-            rotary: Tail {
-                head_dim: attention.qk_head_dim,
-                are_neighbours: latent.neighbours,
-            },
+            rotary: Tail::of(attention, latent, attention.qk_head_dim),
         }
     }
 

@@ -22,11 +22,12 @@ pub use experts::{ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;
 pub use latent::{LatentDown, LatentHeads, LatentUp};
 pub use mlp_activation::MlpActivation;
-pub use norm::{Norm, NormStage};
+pub use norm::{Norm, NormBehind, NormStage};
 pub use projection::Projection;
 pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
-pub use rotary::Rotary;
+pub(crate) use rotary::RotaryTables;
+pub use rotary::{Rotary, Temperature};
 pub use router::{RouterChoice, RouterTables};
 
 use crate::Extent;

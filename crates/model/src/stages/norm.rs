@@ -6,7 +6,7 @@ use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Pass, Result};
 use kernels::Init;
-use kernels::operation::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use kernels::operation::{BiasDropoutAdd, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use memory::{Buffer, In, Out};
 use std::rc::Rc;
 
@@ -172,6 +172,91 @@ impl NormStage {
     pub const MEAN2: Activation = Activation::new("mean2", "d_mean2", Label::LAYERNORM);
     /// Reciprocal deviation of the second norm's input, or reciprocal root mean square.
     pub const RSTD2: Activation = Activation::new("rstd2", "d_rstd2", Label::LAYERNORM);
+}
+
+/// output `[b s, h]` = residual + norm(input): a norm behind attention or the feed-forward layer (OLMo 2).
+pub struct NormBehind {
+    /// The name in reports.
+    pub name: &'static str,
+    /// The norm.
+    pub norm: Norm,
+    /// What is normalised.
+    pub input: Activation,
+    /// The residual stream that it is added to.
+    pub residual: Activation,
+    /// The sum.
+    pub output: Activation,
+    /// Reciprocal root mean square of the input.
+    pub rstd: Activation,
+}
+
+impl NormBehind {
+    /// What attention adds to the residual stream, before its norm.
+    pub const ATTN: Activation = Activation::new("attn_proj", "d_attn_proj", Label::NORM_INPUT);
+    /// What the feed-forward layer adds, before its norm.
+    pub const MLP: Activation = Activation::new("mlp_proj", "d_mlp_proj", Label::NORM_INPUT);
+}
+
+impl Stage for NormBehind {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn io(&self) -> Io {
+        let rstd = Extent::of_f32(&[Dimension::Tokens]);
+        Io {
+            reads: vec![self.input, self.residual],
+            writes: vec![(self.output, Extent::tokens(self.norm.width)), (self.rstd, rstd)],
+            backward_reads: vec![self.input, self.rstd],
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.norm.parameters()
+    }
+
+    /// It has a vector alone.
+    fn can_defer_gradients(&self) -> bool {
+        true
+    }
+
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result {
+        let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
+        let (mut out, mut rstd) = (pass.output(self.output)?, pass.output(self.rstd)?);
+        let y = super::written(&mut out);
+        self.norm.forward(pass, y, [super::written(&mut rstd)], x.view())?;
+        if let Some(out) = super::written(&mut out) {
+            pass.kernels().run(BiasDropoutAdd {
+                out,
+                bias: None,
+                dropout: None,
+                first: 0,
+                scale: 1.0,
+                residual: Some(residual.view()),
+            })?;
+        }
+        pass.put(self.output, out);
+        pass.put(self.rstd, rstd);
+        Ok(())
+    }
+
+    /// The gradient of the sum is also the residual's, and is filed unchanged.
+    fn backward(&self, pass: &mut Pass) -> Result {
+        let dsum = pass.gradient(self.output);
+        let (x, rstd) = (pass.pull(self.input)?, pass.pull(self.rstd)?);
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        let added = (dx.view_mut(), init);
+        let statistics = [rstd.view()];
+        self.norm
+            .backward(pass, added, dsum.view(), x.view(), &statistics)?;
+        pass.file_gradient(self.input, dx);
+        pass.file_gradient(self.residual, dsum);
+        Ok(())
+    }
 }
 
 impl Stage for NormStage {

@@ -1,10 +1,10 @@
 //! Queries, keys and values: projections, biases, norms of the heads, rotary embedding.
 
-use super::{Norm, written};
+use super::{Norm, Rotary, written};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ParameterId, Pass, Result};
 use kernels::Init;
-use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
+use kernels::operation::{self, JoinQkv, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
 
 /// Computes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` from the normalised input. One product
@@ -18,18 +18,18 @@ pub struct Qkv {
     pub kv_widths: [usize; 2],
     /// Width of a head of queries or keys.
     pub head_dim: usize,
-    /// Norms of every query head and every key head, before the rotary embedding (Qwen3).
+    /// Norms of queries and keys, before the rotary embedding.
     pub norms: Option<HeadNorms>,
-    /// Whether the rotary embedding is applied to queries and keys.
-    pub is_rotary: bool,
+    /// The rotary embedding that turns queries and keys; none: they have no positions.
+    pub rotary: Option<Rotary>,
 }
 
-/// Norms of queries and keys, a head at a time.
+/// Norms of queries and keys.
 pub struct HeadNorms {
     /// Those of queries and of keys.
     pub norms: [Norm; 2],
-    /// Width of a head of queries or keys.
-    pub head_dim: usize,
+    /// Columns that a norm of queries takes together, and one of keys: a head's, or all.
+    pub widths: [usize; 2],
 }
 
 impl Qkv {
@@ -55,21 +55,23 @@ impl Qkv {
 
     /// The rotary embedding to apply where the product is split; none with norms, which come first.
     fn turn<'p>(&self, pass: &Pass<'p>) -> Option<Turn<'p>> {
-        (self.is_rotary && self.norms.is_none()).then(|| Turn {
+        let rotary = self.rotary.as_ref().filter(|_| self.norms.is_none())?;
+        let [q_table, table] = pass.rotary_tables(rotary);
+        Some(Turn {
             head_dim: self.head_dim,
-            table: pass.rotary_table(),
-            q_table: None,
+            table,
+            q_table: rotary.temperature.map(|_| q_table),
             positions: pass.positions(),
         })
     }
 
     /// Applies the rotary embedding to queries or keys, or its inverse to their gradient.
-    fn turn_in_place(&self, pass: &Pass, x: Out, inverse: bool) -> Result {
-        if self.is_rotary {
-            pass.kernels().run(Rotary {
+    fn turn_in_place(&self, pass: &Pass, which: usize, x: Out, inverse: bool) -> Result {
+        if let Some(rotary) = &self.rotary {
+            pass.kernels().run(operation::Rotary {
                 x,
                 head_dim: self.head_dim,
-                table: pass.rotary_table(),
+                table: pass.rotary_tables(rotary)[which],
                 positions: pass.positions(),
                 inverse,
             })?;
@@ -134,10 +136,10 @@ impl Qkv {
             if let Some(out) = &mut out {
                 let source = fresh.as_ref().or(before[which].as_deref());
                 let source = source.expect("it was made before, or just now").view();
-                let shape = heads.shape(source);
+                let shape = heads.shape(which, source);
                 let y = Some(out.view_mut().reshape(shape));
                 heads.norms[which].forward(pass, y, None, source.reshape(shape))?;
-                self.turn_in_place(pass, out.view_mut(), false)?;
+                self.turn_in_place(pass, which, out.view_mut(), false)?;
             }
             pass.put(raw, fresh.filter(|_| is_kept[which]));
             pass.put(made, out);
@@ -149,8 +151,8 @@ impl Qkv {
     fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer> {
         let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
         if let Some(heads) = &self.norms {
-            for gradient in [&mut dq, &mut dk] {
-                self.turn_in_place(pass, gradient.view_mut(), true)?;
+            for (which, gradient) in [&mut dq, &mut dk].into_iter().enumerate() {
+                self.turn_in_place(pass, which, gradient.view_mut(), true)?;
             }
             (dq, dk) = (heads.backward(pass, 0, dq)?, heads.backward(pass, 1, dk)?);
         }
@@ -170,17 +172,18 @@ impl Qkv {
 }
 
 impl HeadNorms {
-    /// One row for each head of each token.
-    fn shape(&self, x: In) -> [usize; 2] {
-        [x.elements() / self.head_dim, self.head_dim]
+    /// One row for all that a norm takes together.
+    fn shape(&self, which: usize, x: In) -> [usize; 2] {
+        let width = self.widths[which];
+        [x.elements() / width, width]
     }
 
-    /// The gradient through the norm of each query or key head. The norm's statistics are computed again: they are too
+    /// The gradient through the norms of queries or keys. The norm's statistics are computed again: they are too
     /// small to be worth an activation.
     fn backward(&self, pass: &mut Pass, which: usize, dy: Buffer) -> Result<Buffer> {
         let (raw, norm) = (Qkv::RAW[which], &self.norms[which]);
         let x = pass.pull(raw)?;
-        let shape = self.shape(x.view());
+        let shape = self.shape(which, x.view());
         let mut rstd = pass.temporary_f32("head_rstd", [shape[0]])?;
         let x_heads = x.view().reshape(shape);
         norm.forward(pass, None, [Some(rstd.view_mut())], x_heads)?;

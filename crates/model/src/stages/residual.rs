@@ -7,7 +7,7 @@ use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutScale};
 use memory::{In, Out};
 
-/// output `[b s, h]` = residual + dropout(input W^T + b): the output projection of attention, and of the feed-forward
+/// output `[b s, h]` = residual + multiplier dropout(input W^T + b): the output projection of attention, and of the feed-forward
 /// layer.
 pub struct ResidualProjection {
     /// The name in reports.
@@ -20,6 +20,8 @@ pub struct ResidualProjection {
     pub output: Activation,
     /// The projection.
     pub linear: Linear,
+    /// What the product is multiplied by before it is added.
+    pub multiplier: f32,
     /// Where the product is dropped before it is added.
     pub dropout: DropoutSite,
 }
@@ -28,15 +30,19 @@ impl ResidualProjection {
     /// The residual stream between attention and the feed-forward layer.
     pub const X2: Activation = Activation::new("x2", "d_x", Label::ATTN_OUT);
 
+    fn adds_product_itself(&self, pass: &Pass) -> bool {
+        self.multiplier == 1.0 && pass.dropout(self.dropout).is_none()
+    }
+
     /// The number of the first element of the sum: on a tile, its first token's.
     fn first(&self, pass: &Pass) -> usize {
         pass.first_token() * self.linear.outputs()
     }
 
-    /// The product adds bias and residual itself. With dropout, one operation after the product adds the bias, drops,
-    /// and adds the residual.
+    /// The product adds bias and residual itself. With dropout or a multiplier, one operation after the product adds the bias,
+    /// drops, multiplies, and adds the residual.
     fn sum(&self, pass: &mut Pass, mut out: Option<Out>, x: In, residual: In) -> Result {
-        if pass.dropout(self.dropout).is_none() {
+        if self.adds_product_itself(pass) {
             return self.linear.forward_onto(pass, out, x, residual);
         }
         let product = out.as_mut().map(Out::reborrow);
@@ -50,7 +56,7 @@ impl ResidualProjection {
             bias,
             dropout: pass.dropout(self.dropout),
             first: self.first(pass),
-            scale: 1.0,
+            scale: self.multiplier,
             residual: Some(residual),
         })?)
     }
@@ -97,14 +103,14 @@ impl Stage for ResidualProjection {
     fn backward(&self, pass: &mut Pass) -> Result {
         let dsum = pass.gradient(self.output);
         let mut masked = None;
-        if let Some(dropout) = pass.dropout(self.dropout) {
+        if !self.adds_product_itself(pass) {
             let dx = masked.insert(pass.temporary("d_dropped", dsum.dims())?);
             pass.kernels().run(DropoutScale {
                 out: dx.view_mut(),
                 x: dsum.view(),
-                dropout: Some(dropout),
+                dropout: pass.dropout(self.dropout),
                 first: self.first(pass),
-                scale: 1.0,
+                scale: self.multiplier,
             })?;
         }
         match masked {

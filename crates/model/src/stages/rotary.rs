@@ -7,30 +7,73 @@ use memory::{Buffer, Category, DType, Memory};
 /// The parameters of the angles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
-    /// Width of a head. An element of its first half and one of its second are turned as a pair.
-    pub head_dim: usize,
+    /// Columns of a head that are turned: the first ones. An element of their first half and one of their second are turned as a
+    /// pair.
+    pub columns: usize,
     /// Base of the wavelengths.
     pub theta: f64,
     /// How wavelengths are stretched.
     pub scaling: Option<RopeScaling>,
+    /// What turned queries are multiplied by.
+    pub temperature: Option<Temperature>,
+}
+
+/// Queries at a position are multiplied by `1 + beta ln(1 + floor(position / original))` (Llama 4, Ministral 3), so that attention
+/// stays sharp over many keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// How fast it grows.
+    pub beta: f64,
+    /// Positions up to which it is 1.
+    pub original: usize,
+}
+
+impl Temperature {
+    fn at(self, position: usize) -> f64 {
+        1.0 + self.beta * ((position / self.original) as f64).ln_1p()
+    }
+}
+
+/// The tables of a rotary embedding, `[2, s, columns / 2]` f32: cosines, then sines.
+pub(crate) struct RotaryTables {
+    /// That of keys, and of queries unless they have their own.
+    pub(crate) keys: Buffer,
+    /// That of queries, if their temperature is not 1 at all positions.
+    pub(crate) queries: Option<Buffer>,
 }
 
 impl Rotary {
-    /// The table `[2, s, head_dim / 2]` f32 for sequences of `seq` tokens, in memory that lives across steps.
-    pub(crate) fn lease(&self, memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer> {
-        let shape = [2, seq, self.head_dim / 2];
-        let mut table =
-            memory.lease_persistent(Category::Parameter, "rotary_table", shape, DType::F32)?;
-        if !table.is_shape() {
-            kernels.upload(table.view_mut(), bytemuck::cast_slice(&self.table(seq)))?;
-        }
-        Ok(table)
+    /// The tables for sequences of `seq` tokens, in memory that lives across steps.
+    pub(crate) fn lease(
+        &self,
+        memory: &Memory,
+        kernels: &Kernels,
+        seq: usize,
+    ) -> Result<RotaryTables> {
+        let of = |name, temperature: Option<Temperature>| -> Result<Buffer> {
+            let shape = [2, seq, self.columns / 2];
+            let mut table =
+                memory.lease_persistent(Category::Parameter, name, shape, DType::F32)?;
+            if !table.is_shape() {
+                let values = self.table(seq, temperature);
+                kernels.upload(table.view_mut(), bytemuck::cast_slice(&values))?;
+            }
+            Ok(table)
+        };
+        let temperature = self.temperature.filter(|it| seq > it.original);
+        Ok(RotaryTables {
+            keys: of("rotary_table", None)?,
+            queries: match temperature {
+                Some(temperature) => Some(of("rotary_table_of_queries", Some(temperature))?),
+                None => None,
+            },
+        })
     }
 
-    /// Cosines `[s, head_dim / 2]`, then sines. An angle is position x frequency, both rounded to f32 first, as in
+    /// Cosines `[s, columns / 2]`, then sines. An angle is position x frequency, both rounded to f32 first, as in
     /// Hugging Face and PyTorch. The backward pass multiplies by the same values, so gradients are scaled by the
-    /// amplitude too.
-    fn table(&self, seq: usize) -> Vec<f32> {
+    /// amplitude, and by the temperature of queries, too.
+    fn table(&self, seq: usize, temperature: Option<Temperature>) -> Vec<f32> {
         let frequencies = self.frequencies(seq).into_iter();
         let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();
         let angles = (0..seq).flat_map(|position| {
@@ -39,15 +82,19 @@ impl Rotary {
         });
         let angles: Vec<f64> = angles.collect();
         let amplitude = self.scaling.as_ref().map_or(1.0, RopeScaling::amplitude);
-        let cosines = angles.iter().map(|angle| angle.cos());
-        let sines = angles.iter().map(|angle| angle.sin());
-        let values = cosines.chain(sines).map(|value| amplitude * value);
-        values.map(|value| value as f32).collect()
+        let factor = |at: usize| {
+            let position = at / (self.columns / 2);
+            amplitude * temperature.map_or(1.0, |temperature| temperature.at(position))
+        };
+        let angles = || angles.iter().enumerate();
+        let cosines = angles().map(|(at, angle)| factor(at) * angle.cos());
+        let sines = angles().map(|(at, angle)| factor(at) * angle.sin());
+        cosines.chain(sines).map(|value| value as f32).collect()
     }
 
     /// Radians per position of each pair, in sequences of `seq` tokens.
     fn frequencies(&self, seq: usize) -> Vec<f64> {
-        let pairs = self.head_dim / 2;
+        let pairs = self.columns / 2;
         let plain = (0..pairs).map(|pair| self.theta.powf(-(pair as f64) / pairs as f64));
         let mut frequencies: Vec<f64> = plain.collect();
         if let Some(scaling) = &self.scaling {
@@ -63,15 +110,16 @@ mod tests {
 
     fn rotary(scaling: Option<RopeScaling>) -> Rotary {
         Rotary {
-            head_dim: 128,
+            columns: 128,
             theta: 500_000.0,
             scaling,
+            temperature: None,
         }
     }
 
     #[test]
     fn positions_turn_by_the_base() {
-        let table = rotary(None).table(3);
+        let table = rotary(None).table(3, None);
         let sines = &table[3 * 64..];
         assert_eq!((table[0], sines[0]), (1.0, 0.0));
         assert!(

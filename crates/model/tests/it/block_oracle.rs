@@ -6,8 +6,8 @@ use candle_core::Tensor;
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
-    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
-    LatentConfig, LossPart, Model, ModelConfig, NormKind, Policy, PositionKind, Purpose,
+    Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
+    LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent,
     RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
 use std::collections::BTreeMap;
@@ -34,29 +34,7 @@ fn plain() -> ModelConfig {
         head_dim: 20,
         ffn: 67,
         vocab: VOCAB,
-        tie_embeddings: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        fused_projections: false,
-        qk_norm: false,
-        sliding_window: None,
-        full_attention_layers: Vec::new(),
-        norm: NormKind::Rms,
-        activation: ActivationFunction::Swiglu,
-        positions: PositionKind::Rotary,
-        max_positions: None,
-        biases: false,
-        dropout: 0.0,
-        norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        init_std: 0.02,
-        router_aux: 0.0,
-        router_aux_kind: RouterAuxKind::default(),
-        router_z_loss: 0.0,
-        experts: None,
-        latent: None,
+        ..ModelConfig::PLAIN
     }
 }
 
@@ -374,6 +352,80 @@ fn with_linear_and_yarn_scaling() {
             ..plain()
         };
         assert_agrees(&format!("{scaling:?}"), &config);
+    }
+}
+
+/// Three of four layers have a window and a rotary embedding of their own, and are not stretched.
+#[test]
+fn with_norms_behind_and_rotary_embeddings_by_kind_as_olmo_3() {
+    let config = ModelConfig {
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 10,
+        qk_norm: true,
+        qk_norm_over: QkNormExtent::All,
+        norm_placement: NormPlacement::After,
+        sliding_window: Some(5),
+        full_attention_layers: vec![3],
+        window_rope_theta: Some(70.0),
+        rope_theta: 500.0,
+        rope_scaling: Some(RopeScaling::Linear { factor: 3.0 }),
+        ..plain()
+    };
+    assert_agrees("norms behind", &config);
+}
+
+/// The temperature begins to act at the 5th token.
+#[test]
+fn with_a_temperature_of_queries_and_layers_that_do_not_turn() {
+    let config = ModelConfig {
+        rope_scaling: Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 4,
+        }),
+        query_temperature: Some(0.6),
+        no_rope_layers: vec![1],
+        ..plain()
+    };
+    assert_agrees("temperature", &config);
+}
+
+#[test]
+fn with_multipliers_as_granite() {
+    let config = ModelConfig {
+        qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
+        tie_embeddings: true,
+        embedding_multiplier: 7.0,
+        residual_multiplier: 0.3,
+        attention_multiplier: Some(0.4),
+        logits_scaling: 3.0,
+        ..plain()
+    };
+    assert_agrees("multipliers", &config);
+}
+
+/// A share of each head is turned, with norms before or without, and pairs are stretched each by a factor of its own.
+#[test]
+fn with_a_share_of_each_head_turned() {
+    for (qk_norm, original) in [(false, SEQ), (true, SEQ - 1)] {
+        let config = ModelConfig {
+            qk_norm,
+            rotary_share: 0.6,
+            rope_scaling: Some(RopeScaling::LongRope {
+                factor: 4.0,
+                original_max_position: original,
+                short_factor: (0..6).map(|pair| 1.0 + 0.1 * f64::from(pair)).collect(),
+                long_factor: (0..6).map(|pair| 1.5 + 2.0 * f64::from(pair)).collect(),
+                attention_factor: None,
+            }),
+            ..plain()
+        };
+        assert_agrees(&format!("a share, {qk_norm}"), &config);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::common::harness::{Outcome, Run, VOCAB, assert_agrees};
 use memory::Layer;
 use model::stages::{
     Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    Rotary,
+    
 };
 use model::{
     Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Labels, Linear, ModelConfig,
@@ -116,11 +116,11 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             kv_widths: [config.kv_width(); 2],
             head_dim: config.head_dim,
             norms: None,
-            is_rotary: true,
+            rotary: config.attention(0).rotary,
         }),
         Box::new(CoreAttention {
             kind,
-            attention: config.attention(config.sliding_window),
+            attention: config.attention(0),
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,
@@ -166,12 +166,9 @@ fn architecture(kind: Attention) -> Architecture {
     let head = Head {
         norm: Norm::rms(&mut last, "model.norm", hidden, config.norm_eps),
         linear: Linear::declare(&mut last, "lm_head", matrix, false),
+        logit_multiplier: 1.0,
     };
-    let rotary = Rotary {
-        head_dim: config.head_dim,
-        theta: config.rope_theta,
-        scaling: None,
-    };
+    let rotary = config.attention(0).rotary;
     let embedding = Box::new(embedding);
     Architecture::new(Labels::DENSE, parameters, embedding, blocks, head).with_rotary(rotary)
 }

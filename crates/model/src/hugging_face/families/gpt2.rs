@@ -23,6 +23,9 @@ pub(super) const FAMILY: Description = Description {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     refuse_unsupported(keys)?;
     let (hidden, heads) = (keys.size("n_embd")?, keys.size("n_head")?);
+    if heads > 0 && !hidden.is_multiple_of(heads) {
+        return Err(HfConfigError::Key("n_head", "a divisor of `n_embd`"));
+    }
     Ok(ModelConfig {
         hidden,
         layers: keys.size("n_layer")?,
@@ -155,7 +158,7 @@ mod tests {
             (
                 "\"n_head\": 3",
                 "\"n_head\": 5".into(),
-                "together hidden wide",
+                "`n_head` is missing or is not a divisor of `n_embd`",
             ),
             (
                 "\"n_positions\": 16, ",

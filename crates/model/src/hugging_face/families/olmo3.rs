@@ -41,6 +41,8 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let needs_window = window.is_none() && full.len() < config.layers;
     keys.refuse("sliding_window", needs_window)?;
     let [of_full, of_window] = rope::read_by_kind(keys, &ROPE)?;
+    let is_stretched = of_window.scaling.is_some() && of_window != of_full;
+    keys.refuse("rope_parameters", is_stretched && !full.is_empty())?;
     Ok(with_window_rope(
         windows::with(config, window, full),
         &of_full,

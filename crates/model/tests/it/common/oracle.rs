@@ -3,8 +3,10 @@
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, Module};
-use model::{Family, ModelConfig, RopeScaling};
-use model::{LatentConfig, RouterAuxKind, ScoreKind};
+use model::{
+    LatentConfig, ModelConfig, NormKind, NormPlacement, QkNormExtent, RopeScaling, RouterAuxKind,
+    ScoreKind,
+};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -46,7 +48,7 @@ impl Oracle<'_> {
     ) -> Result<Tensor> {
         let to_u32 = |values: &[i32]| -> Vec<u32> { values.iter().map(|id| *id as u32).collect() };
         let ids = Tensor::from_vec(to_u32(ids), (rows, seq), &Device::Cpu)?;
-        let is_gpt2 = self.config.family() == Family::Gpt2;
+        let is_gpt2 = self.config.norm == NormKind::Layer;
         let (x, head) = match is_gpt2 {
             true => (self.gpt2(&ids)?, "transformer.wte.weight"),
             false => (self.llama(&ids)?, self.llama_head()),
@@ -63,6 +65,7 @@ impl Oracle<'_> {
         let count = counted.len();
         let counted = Tensor::from_vec(counted, count, &Device::Cpu)?;
         let logits = Linear::new(self.var(head), None).forward(&x.index_select(&counted, 0)?)?;
+        let logits = (logits / self.config.logits_scaling)?;
         let wanted = Tensor::from_vec(to_u32(&wanted), count, &Device::Cpu)?;
         candle_nn::loss::cross_entropy(&logits, &wanted)? * count as f64
     }
@@ -70,6 +73,7 @@ impl Oracle<'_> {
     /// The normalised output of Llama's blocks.
     fn llama(&self, ids: &Tensor) -> Result<Tensor> {
         let mut x = self.rows("model.embed_tokens.weight", ids)?; // [b, s, h]
+        x = (x * self.config.embedding_multiplier)?;
         for layer in 0..self.config.layers {
             x = self.block(layer, &x)?;
         }
@@ -140,16 +144,23 @@ impl Oracle<'_> {
 
     fn block(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
+        if self.config.norm_placement == NormPlacement::After {
+            let attended = self.attention(x, layer)?;
+            let x = (x + self.norm(&attended, &name("post_attention_layernorm.weight"))?)?;
+            let made = self.gated(&x, &name("mlp"))?;
+            return x + self.norm(&made, &name("post_feedforward_layernorm.weight"))?;
+        }
+        let multiplier = self.config.residual_multiplier;
         let mut h = self.norm(x, &name("input_layernorm.weight"))?;
-        let window = self.config.window(layer);
-        let x = (x + self.attention(&h, &name("self_attn"), window)?)?;
+        let x = (x + (self.attention(&h, layer)? * multiplier)?)?;
         if !self.is_parallel {
             h = self.norm(&x, &name("post_attention_layernorm.weight"))?;
         }
-        match self.config.has_experts(layer) {
-            true => x + self.experts(&h, &name("mlp"))?,
-            false => x + self.gated(&h, &name("mlp"))?,
-        }
+        let made = match self.config.has_experts(layer) {
+            true => self.experts(&h, &name("mlp"))?,
+            false => self.gated(&h, &name("mlp"))?,
+        };
+        x + (made * multiplier)?
     }
 
     fn gated(&self, h: &Tensor, name: &str) -> Result<Tensor> {
@@ -403,9 +414,10 @@ impl Oracle<'_> {
     }
 
     /// Causal attention with grouped queries; `x [b, s, h]`.
-    fn attention(&self, x: &Tensor, name: &str, window: Option<usize>) -> Result<Tensor> {
+    fn attention(&self, x: &Tensor, layer: usize) -> Result<Tensor> {
+        let name = format!("model.layers.{layer}.self_attn");
         if let Some(latent) = &self.config.latent {
-            return self.latent_attention(x, name, latent);
+            return self.latent_attention(x, &name, latent);
         }
         let ModelConfig {
             heads,
@@ -421,9 +433,18 @@ impl Oracle<'_> {
         let [q, k] = [("q", heads), ("k", kv_heads)].map(|(part, heads)| -> Result<Tensor> {
             let mut x = project(part, heads)?;
             if self.config.qk_norm {
-                x = self.norm(&x, &format!("{name}.{part}_norm.weight"))?;
+                let together = match self.config.qk_norm_over {
+                    QkNormExtent::Head => x,
+                    QkNormExtent::All => x.reshape((rows, seq, 1, heads * head_dim))?,
+                };
+                let weight = format!("{name}.{part}_norm.weight");
+                x = self.norm(&together, &weight)?.reshape((rows, seq, heads, head_dim))?;
             }
-            self.rotate(&x)?.transpose(1, 2)?.contiguous() // [b, heads, s, d]
+            x = self.rotate_share(&x, layer)?;
+            if part == "q" {
+                x = self.tempered(&x)?;
+            }
+            x.transpose(1, 2)?.contiguous() // [b, heads, s, d]
         });
         let v = project("v", kv_heads)?.transpose(1, 2)?.contiguous()?;
         let group = heads / kv_heads;
@@ -433,6 +454,7 @@ impl Oracle<'_> {
                 .contiguous()?
                 .reshape((rows, heads, seq, head_dim))
         };
+        let window = self.config.window(layer);
         let out = self.attend(q?, repeat(k?)?, repeat(v)?, window)?;
         self.linear(&out, &format!("{name}.o_proj"))
     }
@@ -448,7 +470,9 @@ impl Oracle<'_> {
     /// is a whole window or more before its query.
     fn attend(&self, q: Tensor, k: Tensor, v: Tensor, window: Option<usize>) -> Result<Tensor> {
         let (rows, heads, seq, head_dim) = q.dims4()?;
-        let scores = (q.matmul(&k.t()?.contiguous()?)? / (head_dim as f64).sqrt())?;
+        let scale = self.config.attention_multiplier;
+        let scale = scale.unwrap_or((head_dim as f64).sqrt().recip());
+        let scores = (q.matmul(&k.t()?.contiguous()?)? * scale)?;
         let is_hidden = |query: usize, key: usize| {
             key > query || window.is_some_and(|window| key + window <= query)
         };
@@ -468,17 +492,58 @@ impl Oracle<'_> {
         out.reshape((rows, seq, heads * v.dims()[3]))
     }
 
+    /// Queries times a factor that grows with their position; `x [b, s, heads, d]`.
+    fn tempered(&self, x: &Tensor) -> Result<Tensor> {
+        let (Some(beta), Some(scaling)) = (self.config.query_temperature, &self.config.rope_scaling)
+        else {
+            return Ok(x.clone());
+        };
+        let seq = x.dims4()?.1;
+        let original = scaling.original_max_position().expect("it has one");
+        let at = |position: usize| 1.0 + beta * ((position / original) as f64 + 1.0).ln();
+        let factors: Vec<f64> = (0..seq).map(at).collect();
+        x.broadcast_mul(&Tensor::from_vec(factors, (1, seq, 1, 1), &Device::Cpu)?)
+    }
+
+    /// Rotates the first columns of every head, unless the layer turns nothing; `x [b, s, heads, d]`.
+    fn rotate_share(&self, x: &Tensor, layer: usize) -> Result<Tensor> {
+        if self.config.no_rope_layers.contains(&layer) {
+            return Ok(x.clone());
+        }
+        let (dim, turned) = (x.dims4()?.3, self.config.rotary_dim());
+        let rotated = self.rotate_in(&x.narrow(3, 0, turned)?, self.config.window(layer))?;
+        match dim - turned {
+            0 => Ok(rotated),
+            rest => Tensor::cat(&[rotated, x.narrow(3, turned, rest)?], 3),
+        }
+    }
+
     /// Rotates the pairs (i, i + d / 2) of every head; `x [b, s, heads, d]`.
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        self.rotate_in(x, None)
+    }
+
+    /// The same in a layer with this window.
+    fn rotate_in(&self, x: &Tensor, window: Option<usize>) -> Result<Tensor> {
         let (_, seq, _, dim) = x.dims4()?;
         let half = dim / 2;
-        let angle = |at: usize| (at / half) as f64 * self.frequency(at % half);
-        let amplitude = match &self.config.rope_scaling {
+        let of_window = self.config.window_rope_theta.filter(|_| window.is_some());
+        let scaling = self.config.rope_scaling.as_ref();
+        let scaling = scaling.filter(|_| of_window.is_none());
+        let theta = of_window.unwrap_or(self.config.rope_theta);
+        let frequency = |pair| self.frequency(pair, (theta, scaling), seq);
+        let angle = |at: usize| (at / half) as f64 * frequency(at % half);
+        let amplitude = match scaling {
             Some(RopeScaling::Yarn {
                 factor,
                 attention_factor,
                 ..
             }) => attention_factor.unwrap_or(0.1 * factor.ln() + 1.0),
+            Some(RopeScaling::LongRope {
+                factor,
+                original_max_position,
+                ..
+            }) => (1.0 + factor.ln() / (*original_max_position as f64).ln()).sqrt(),
             _ => 1.0,
         };
         let table = |of: fn(f64) -> f64| {
@@ -493,15 +558,30 @@ impl Oracle<'_> {
         Tensor::cat(&[first, second], 3)
     }
 
-    /// Radians a position of a pair, with the scaling as Hugging Face writes it: Llama 3's by wavelength, YaRN's by dimension.
-    fn frequency(&self, pair: usize) -> f64 {
+    /// Radians a position of a pair in a sequence of `seq`, with the scaling as Hugging Face writes it: Llama 3's by wavelength,
+    /// YaRN's by dimension.
+    fn frequency(
+        &self,
+        pair: usize,
+        (theta, scaling): (f64, Option<&RopeScaling>),
+        seq: usize,
+    ) -> f64 {
         let dim = self.config.rotary_dim() as f64;
-        let plain = self.config.rope_theta.powf(-2.0 * pair as f64 / dim);
+        let plain = theta.powf(-2.0 * pair as f64 / dim);
         let wavelength = 2.0 * std::f64::consts::PI / plain;
-        let Some(scaling) = &self.config.rope_scaling else {
+        let Some(scaling) = scaling else {
             return plain;
         };
         match *scaling {
+            RopeScaling::LongRope {
+                original_max_position,
+                ref short_factor,
+                ref long_factor,
+                ..
+            } => match seq > original_max_position {
+                true => plain / long_factor[pair],
+                false => plain / short_factor[pair],
+            },
             RopeScaling::Linear { factor } => plain / factor,
             RopeScaling::Llama3 {
                 factor,
@@ -528,7 +608,7 @@ impl Oracle<'_> {
             } => {
                 let dimension = |turns: f64| {
                     let waves = original_max_position as f64 / (turns * 2.0 * std::f64::consts::PI);
-                    dim * waves.ln() / (2.0 * self.config.rope_theta.ln())
+                    dim * waves.ln() / (2.0 * theta.ln())
                 };
                 let (low, high) = (dimension(beta_fast).floor(), dimension(beta_slow).ceil());
                 let (low, high) = (low.max(0.0), high.min(dim - 1.0));

@@ -9,7 +9,7 @@ use kernels::operation::{
 use memory::{DType, Layer};
 use model::stages::{
     CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    ResidualProjection, Rotary,
+    ResidualProjection, 
 };
 use model::{
     Activation, Architecture, Attention, Block, Dimension, DropoutSite, Extent, Initial, Io, Label,
@@ -387,7 +387,7 @@ fn block(
             linear: Linear::declare(own, "q_a_proj", [width, hidden], false),
         }));
     }
-    let mut attention = config.attention(None);
+    let mut attention = config.attention(0);
     if has_latent {
         attention.v_head_dim /= 2;
         attention.scale = Some(0.5);
@@ -402,7 +402,7 @@ fn block(
         kv_widths: [k_width, v_width],
         head_dim: attention.qk_head_dim,
         norms: None,
-        is_rotary: true,
+        rotary: config.attention(0).rotary,
     }));
     stages.push(Box::new(CoreAttention {
         kind,
@@ -417,6 +417,7 @@ fn block(
         residual: Activation::X,
         output: X2,
         linear: Linear::declare(own, "o_proj", [hidden, o_width], false),
+        multiplier: 1.0,
         dropout: DropoutSite::NONE,
     }));
     let of_feed_forward = [X2, H2, NormStage::RSTD2];
@@ -493,11 +494,8 @@ pub fn architecture(
     let head = Head {
         norm: Norm::rms(&mut last, "norm", hidden, config.norm_eps),
         linear: Linear::declare(&mut last, "lm_head", matrix, false),
+        logit_multiplier: 1.0,
     };
-    let rotary = Rotary {
-        head_dim: config.head_dim,
-        theta: config.rope_theta,
-        scaling: None,
-    };
+    let rotary = config.attention(0).rotary;
     Architecture::new(LABELS, parameters, embedding, blocks, head).with_rotary(rotary)
 }
