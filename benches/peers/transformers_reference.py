@@ -16,8 +16,9 @@ step's loss is that of the targets plus the coefficient times the mean of the mi
 targets alone.
 
 For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), for Mistral's window, which is one key longer and one
-shorter, and for experts and latent attention: their figures have to be beyond every tolerance. Rows of a family whose name
-ends in `padded` end in padding, which transformers is told by `attention_mask`, and `reference.json` by `lengths`.
+shorter, and for what other families add to Llama (`MISTAKES`): their figures have to be beyond every tolerance. Rows of a
+family whose name ends in `padded` end in padding, which transformers is told by `attention_mask`, and `reference.json` by
+`lengths`.
 """
 import argparse
 import json
@@ -35,6 +36,11 @@ MASKED_SHARE = [0.1, 0.6]  # of each micro-batch's targets: a mean of means is n
 OPTIMIZER = dict(name="adamw", lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1,
                  weight_decay_on="matrices (norm weights and biases excluded)", clip_grad_norm=1.0, clip_eps=1e-6)
 
+
+def without(settings, name):
+    return {key: value for key, value in settings.items() if key != name}
+
+
 # All widths differ, and, where a family allows it, the query heads together are not as wide as the hidden state.
 LLAMA = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
              num_key_value_heads=1, head_dim=10, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
@@ -49,9 +55,21 @@ YARN_ROPE = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0, 
 WINDOW = 5
 MIXTURE = dict(output_router_logits=True, sliding_window=None)
 # Heads of queries and keys are wider than those of values; the first layer is dense.
-LATENT = dict({name: value for name, value in LLAMA.items() if name != "head_dim"}, num_hidden_layers=3, num_key_value_heads=3, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6,
-              v_head_dim=10, moe_intermediate_size=14, first_k_dense_replace=1)
+LATENT = dict(without(LLAMA, "head_dim"), num_hidden_layers=3, num_key_value_heads=3, kv_lora_rank=16, qk_nope_head_dim=8,
+              qk_rope_head_dim=6, v_head_dim=10, moe_intermediate_size=14, first_k_dense_replace=1)
 ROPE = dict(rope_type="default", rope_theta=10_000.0)
+# All pairs turn visibly within these sequences.
+NEAR_ROPE = dict(rope_type="default", rope_theta=50.0)
+# A bias on columns of keys that neither turn nor are normed moves all scores of a row alike: its gradient is nothing but
+# rounding, which AdamW makes whole steps of. So `attention_bias` is on only where keys are normed.
+GLM = dict(partial_rotary_factor=0.5, first_k_dense_replace=1, moe_intermediate_size=14, norm_topk_prob=True,
+           num_mtp_layers=0)
+# The temperature changes every 4 positions; the first pair is kept, the last is stretched, the others are blended.
+TEMPERATURE_ROPE = dict(rope_type="yarn", rope_theta=500.0, factor=16.0, beta_fast=0.5, beta_slow=0.01, mscale=1.0,
+                        mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.7)
+# Three quarters of each head turn: three pairs, each with factors of its own. Phi3 wants heads of hidden_size / heads.
+LONG_ROPE = dict(rope_type="longrope", rope_theta=100.0, partial_rotary_factor=0.75, short_factor=[1.3, 0.6, 2.1],
+                 long_factor=[2.5, 4.0, 9.0])
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LLAMA),
     "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
@@ -101,6 +119,40 @@ CONFIGS = {
         rope_parameters=YARN_ROPE | dict(mscale=1.2, mscale_all_dim=0.8))),
     "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=30, n_layer=2, n_head=3, n_inner=74,
                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None),
+    # By the rule of `no_rope_layer_interval` only the fourth layer would not turn.
+    "smollm3": transformers.SmolLM3Config(**LLAMA | dict(
+        num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_parameters=NEAR_ROPE,
+        no_rope_layers=[0, 1, 1, 1, 0], tie_word_embeddings=True)),
+    "smollm3_window": transformers.SmolLM3Config(**LLAMA | dict(
+        num_hidden_layers=3, rope_parameters=NEAR_ROPE, no_rope_layer_interval=2, mlp_bias=True,
+        use_sliding_window=True, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"])),
+    "glm4_moe": transformers.Glm4MoeConfig(**LLAMA | GLM | dict(
+        num_hidden_layers=3, head_dim=12, use_qk_norm=True, attention_bias=True, n_routed_experts=8, num_experts_per_tok=3,
+        n_shared_experts=2, n_group=2, topk_group=1, routed_scaling_factor=2.5)),
+    "glm4_moe_air": transformers.Glm4MoeConfig(**LLAMA | GLM | dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, use_qk_norm=False, n_routed_experts=6,
+        num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0)),
+    "glm4_moe_lite": transformers.Glm4MoeLiteConfig(**without(LATENT, "first_k_dense_replace") | dict(
+        n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.8, q_lora_rank=18,
+        rope_parameters=ROPE, mlp_layer_types=["dense", "sparse", "sparse"])),
+    "granite": transformers.GraniteConfig(**LLAMA | dict(
+        embedding_multiplier=12.0, attention_multiplier=2.0, residual_multiplier=0.3, logits_scaling=10.0)),
+    "granite_biases": transformers.GraniteConfig(**LLAMA | dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, attention_bias=True, mlp_bias=True,
+        embedding_multiplier=0.4, attention_multiplier=0.125, residual_multiplier=1.6, logits_scaling=0.5,
+        tie_word_embeddings=True)),
+    "olmo2": transformers.Olmo2Config(**LLAMA | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8)),
+    # Layers with a window turn by other angles, which nothing stretches.
+    "olmo3": transformers.Olmo3Config(**LLAMA | dict(
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=WINDOW,
+        max_position_embeddings=256, rope_parameters=dict(full_attention=YARN_ROPE, sliding_attention=NEAR_ROPE))),
+    "ministral3": transformers.Ministral3Config(**LLAMA | dict(rope_parameters=TEMPERATURE_ROPE)),
+    "phi3_long": transformers.Phi3Config(**LLAMA | dict(
+        head_dim=8, original_max_position_embeddings=64, max_position_embeddings=256, rope_parameters=dict(LONG_ROPE),
+        tie_word_embeddings=True)),
+    "phi3_longer": transformers.Phi3Config(**LLAMA | dict(
+        head_dim=8, original_max_position_embeddings=12, max_position_embeddings=48, rope_parameters=dict(LONG_ROPE))),
 }
 
 
@@ -277,7 +329,7 @@ def broken_window(folder, batches, right):
     return result
 
 
-def broken_experts(folder, batches, right):
+def broken_features(folder, batches, right):
     """The steps with a mistake that the family's features invite."""
     result = {}
     for name, mistake in MISTAKES[folder.name].items():
@@ -288,12 +340,9 @@ def broken_experts(folder, batches, right):
     return result
 
 
-def softmax_after(folder):
-    return load(folder, norm_topk_prob=True), lambda: None
-
-
-def by_halves(folder):
-    return load(folder, rope_interleave=False), lambda: None
+def setting(**changes):
+    """The mistake of other settings than the folder's."""
+    return lambda folder: (load(folder, **changes), lambda: None)
 
 
 def unsquared(folder):
@@ -325,11 +374,53 @@ def without_a_layer(folder):
     return load(folder), lambda: setattr(module, "load_balancing_loss_func", whole)
 
 
+def in_front(layer):
+    """A layer's forward pass with its norms in front of attention and MLP instead of behind."""
+    def forward(hidden, **settings):
+        hidden = hidden + layer.self_attn(layer.post_attention_layernorm(hidden), **settings)[0]
+        return hidden + layer.mlp(layer.post_feedforward_layernorm(hidden))
+    return forward
+
+
+def norms_in_front(folder):
+    model = load(folder)
+    for layer in model.model.layers:
+        layer.forward = in_front(layer)
+    return model, lambda: None
+
+
+def by_head(norm, width):
+    """A norm's forward pass where every head has a root mean square of its own."""
+    def forward(rows):
+        heads = rows.unflatten(-1, (-1, width))
+        return norm.weight * (heads * (heads.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()).flatten(-2)
+    return forward
+
+
+def norms_by_head(folder):
+    model = load(folder)
+    for attention in (layer.self_attn for layer in model.model.layers):
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.forward = by_head(norm, attention.head_dim)
+    return model, lambda: None
+
+
 MISTAKES = dict(
     mixtral_padded=dict(balance_of_padding=with_padding),
-    qwen2_moe=dict(softmax_after_top_k=softmax_after, balance_without_a_layer=without_a_layer),
-    deepseek_v2=dict(mscale_not_squared=unsquared), deepseek_v3=dict(rotation_by_halves=by_halves),
-    deepseek_v2_queries=dict(latents_not_normed=unnormed_queries), deepseek_v3_yarn=dict(mscale_not_squared=unsquared))
+    qwen2_moe=dict(softmax_after_top_k=setting(norm_topk_prob=True), balance_without_a_layer=without_a_layer),
+    deepseek_v2=dict(mscale_not_squared=unsquared), deepseek_v3=dict(rotation_by_halves=setting(rope_interleave=False)),
+    deepseek_v2_queries=dict(latents_not_normed=unnormed_queries), deepseek_v3_yarn=dict(mscale_not_squared=unsquared),
+    smollm3=dict(every_layer_turned=setting(no_rope_layers=[1] * 5)),
+    glm4_moe=dict(whole_heads_turned=setting(rope_parameters=ROPE | dict(partial_rotary_factor=1.0))),
+    granite=dict(
+        embeddings_not_multiplied=setting(embedding_multiplier=1.0), residuals_not_multiplied=setting(residual_multiplier=1.0),
+        logits_not_scaled=setting(logits_scaling=1.0),
+        scores_by_width=setting(attention_multiplier=LLAMA["head_dim"] ** -0.5)),
+    olmo2=dict(norms_in_front=norms_in_front, norms_by_head=norms_by_head),
+    olmo3=dict(one_rotation=setting(rope_parameters=dict(full_attention=YARN_ROPE, sliding_attention=YARN_ROPE))),
+    ministral3=dict(no_temperature=setting(rope_parameters=TEMPERATURE_ROPE | dict(llama_4_scaling_beta=0.0))),
+    phi3_long=dict(long_factors=setting(rope_parameters=LONG_ROPE | dict(
+        short_factor=LONG_ROPE["long_factor"], original_max_position_embeddings=64))))
 
 
 def write_reference(family, folder):
@@ -352,7 +443,7 @@ def write_reference(family, folder):
         input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
     if is_padded:
         reference["lengths"] = lengths.tolist()
-    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window) | dict.fromkeys(MISTAKES, broken_experts)
+    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window) | dict.fromkeys(MISTAKES, broken_features)
     if family in broken:
         reference["broken"] = broken[family](folder, batches, first)
     (folder / "reference.json").write_text(json.dumps(reference) + "\n")

@@ -87,7 +87,8 @@ fn the_tolerances_see_wrong_balance() {
 
 /// GPT-2's likeliest mistakes, a GELU by the error function and a square `c_proj` that is not transposed, would not pass, nor a
 /// window that is off by one key, nor weights of experts that are normed where they must not be, nor scores and rotations of
-/// latent attention as other models have them.
+/// latent attention as other models have them, nor what makes a family another one than Llama, left out or done in the wrong
+/// place.
 #[test]
 fn the_tolerances_see_likely_mistakes() {
     for (family, mistake) in [
@@ -100,6 +101,17 @@ fn the_tolerances_see_likely_mistakes() {
         ("deepseek_v3", "rotation_by_halves"),
         ("deepseek_v2_queries", "latents_not_normed"),
         ("deepseek_v3_yarn", "mscale_not_squared"),
+        ("smollm3", "every_layer_turned"),
+        ("glm4_moe", "whole_heads_turned"),
+        ("granite", "embeddings_not_multiplied"),
+        ("granite", "residuals_not_multiplied"),
+        ("granite", "logits_not_scaled"),
+        ("granite", "scores_by_width"),
+        ("olmo2", "norms_in_front"),
+        ("olmo2", "norms_by_head"),
+        ("olmo3", "one_rotation"),
+        ("ministral3", "no_temperature"),
+        ("phi3_long", "long_factors"),
     ] {
         let golden = open(family);
         let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);

@@ -1,7 +1,7 @@
 //! The models here that transformers trained, for the tests of every crate.
 
 /// A folder beside this file each.
-pub const FAMILIES: [&str; 20] = [
+pub const FAMILIES: [&str; 32] = [
     "llama",
     "llama3",
     "llama_biases",
@@ -13,6 +13,15 @@ pub const FAMILIES: [&str; 20] = [
     "mistral",
     "mistral_window",
     "phi3",
+    "phi3_long",
+    "phi3_longer",
+    "smollm3",
+    "smollm3_window",
+    "granite",
+    "granite_biases",
+    "olmo2",
+    "olmo3",
+    "ministral3",
     "gpt2",
     "mixtral",
     "mixtral_padded",
@@ -22,4 +31,7 @@ pub const FAMILIES: [&str; 20] = [
     "deepseek_v3",
     "deepseek_v2_queries",
     "deepseek_v3_yarn",
+    "glm4_moe",
+    "glm4_moe_air",
+    "glm4_moe_lite",
 ];
