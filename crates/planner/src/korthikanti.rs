@@ -3,7 +3,7 @@
 use crate::activations::{PlannedActivation, total_bytes};
 use crate::formulas::Formula;
 use memory::{DType, round_up};
-use model::{Attention, Family, Label, ModelConfig};
+use model::{Attention, NormKind, Label, ModelConfig};
 use settings::Settings;
 
 /// What is kept of a layer under the estimate.
@@ -28,9 +28,9 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
         formula,
         bytes: (layers * bytes) as u64,
         plan_bytes,
-        difference: match config.family() {
-            Family::Gpt2 => exact(settings, kept, activations),
-            Family::Llama => in_words(settings, kept),
+        difference: match config.norm {
+            NormKind::Layer => exact(settings, kept, activations),
+            NormKind::Rms => in_words(settings, kept),
         },
     };
     vec![

@@ -141,7 +141,7 @@ fn expected_attention(settings: &Settings) -> Option<[f64; 2]> {
     }
     let mut expected = EXPECTED_ATTENTION_TFLOPS.iter();
     let (_, [of_64, of_128]) = expected.find(|(tokens, _)| settings.seq >= *tokens)?;
-    let spec = settings.model.attention(None);
+    let spec = settings.model.attention(0);
     let tflops = match spec.qk_head_dim.max(spec.v_head_dim) {
         ..=64 => of_64,
         65..=128 => of_128,

@@ -49,7 +49,7 @@ pub fn check_shared_memory(config: &Config, gpu: &str, has_bytes: usize) -> Resu
     if attention(config) != Attention::Flash || target != Target::Cuda {
         return Ok(());
     }
-    let spec = config.model.attention(config.model.sliding_window);
+    let spec = config.model.attention(0);
     let shape = spec.shape(config.batch.micro, config.data.seq);
     let dtype = config.dtype().into();
     let Some(bytes) = flash_shared_bytes(shape, dtype).filter(|bytes| *bytes > has_bytes) else {

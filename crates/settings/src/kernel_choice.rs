@@ -128,7 +128,7 @@ impl KernelFamily {
         let (model, dtype) = (&config.model, config.dtype());
         match self {
             KernelFamily::Attention => {
-                let shape = model.attention(None).shape(1, 1);
+                let shape = model.attention(0).shape(1, 1);
                 attention(config) == Attention::Flash && flash_has_sm90(shape, dtype.into())
             }
             KernelFamily::Experts => model.experts.is_some() && dtype == FloatType::Bf16,

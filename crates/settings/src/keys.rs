@@ -15,7 +15,8 @@ use data::{Format, Inputs, Packing};
 use indexmap::IndexMap;
 use memory::Window;
 use model::{
-    ActivationFunction, LoraInit, NormKind, PositionKind, RopeScaling, RouterAuxKind, ScoreKind,
+    ActivationFunction, Family, LoraInit, NormKind, NormPlacement, PositionKind, QkNormExtent,
+    RopeScaling, RouterAuxKind, ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,9 @@ macro_rules! keys {
 // effect (`need.rs`).
 keys! {
     model: [
+        optional("model.family", Kind::Choice(Family::NAMES), ("\"llama\"", "the first that has all features of the model"),
+            "The `model_type` of the model's files")
+            .details("A model whose features the family's files cannot say is refused."),
         key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),
         key("model.layers", Kind::Whole(1), "4", "Number of transformer blocks"),
         key("model.heads", Kind::Whole(1), "4", "Number of query heads"),
@@ -80,14 +84,20 @@ keys! {
         key("model.mlp_bias", Kind::Bool, "false", "The projections of the feed-forward layer have a bias (Llama with `mlp_bias`)"),
         key("model.fused_projections", Kind::Bool, "false",
             "q, k and v are one matrix in Hugging Face's files, and gate and up another (Phi-3)"),
-        key("model.qk_norm", Kind::Bool, "false", "q and k are normalised per head before the rotary embedding (Qwen3)"),
+        key("model.qk_norm", Kind::Bool, "false", "q and k are normalised before the rotary embedding (Qwen3)"),
+        key("model.qk_norm_over", Kind::Choice(QkNormExtent::NAMES), "\"head\"",
+            "What these norms take together: the columns of a head, or of all heads (OLMo 2)")
+            .needs(need::QK_NORM),
         optional("model.sliding_window", Kind::Whole(1), ("4096", "none"),
             "Sliding-window attention: the most keys that a query sees, its own included (Mistral, Qwen2, Qwen3)"),
         key("model.full_attention_layers", Kind::Wholes, "[]",
             "Layers that see all keys in spite of `sliding_window`, counted from 0"),
         key("model.norm", Kind::Choice(NormKind::NAMES), "\"rms\"",
             "How the residual stream is normalised: RMSNorm (Llama), or LayerNorm (GPT-2)")
-            .details("The families differ in this and the next five keys together; mixtures are refused."),
+            .details("GPT-2 differs from others in this, activation, positions, max_positions, biases and dropout together; mixtures are \
+                      refused."),
+        key("model.norm_placement", Kind::Choice(NormPlacement::NAMES), "\"before\"",
+            "Norms stand before attention and the feed-forward layer, or after them, on what they add to the residual stream (OLMo 2)"),
         key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
             "Activation function of the feed-forward layer; gelu_tanh has no gate"),
         key("model.positions", Kind::Choice(PositionKind::NAMES), "\"rotary\"",
@@ -100,23 +110,42 @@ keys! {
         key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
         key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths")
             .needs(need::ROTARY),
+        key("model.rotary_share", Kind::Real(Range::Positive), "1.0",
+            "Share of a head's columns that the rotary embedding turns, the first ones; at most 1 (GLM-4.5, Phi-4-mini)")
+            .needs(need::ROTARY),
+        optional("model.window_rope_theta", Kind::Real(Range::Positive), ("10000.0", "rope_theta, and rope_scaling"),
+            "Base of the wavelengths in layers with a window, which are not stretched there (OLMo 3)"),
+        key("model.no_rope_layers", Kind::Wholes, "[]", "Layers without the rotary embedding, counted from 0 (SmolLM3)")
+            .needs(need::ROTARY),
+        optional("model.query_temperature", Kind::Real(Range::Positive), ("0.1", "none"),
+            "Queries are multiplied by 1 + this times ln(1 + floor(position / rope_scaling.original_max_position)) (Ministral 3)"),
+        key("model.embedding_multiplier", Kind::Real(Range::Positive), "1.0", "The embedding is multiplied by this (Granite)"),
+        key("model.residual_multiplier", Kind::Real(Range::Positive), "1.0",
+            "What attention and the feed-forward layer add to the residual stream is multiplied by this (Granite)"),
+        optional("model.attention_multiplier", Kind::Real(Range::Positive), ("0.015625", "1 / sqrt(head_dim)"),
+            "Attention's scores are multiplied by this (Granite)"),
+        key("model.logits_scaling", Kind::Real(Range::Positive), "1.0", "Logits are divided by this (Granite)"),
         optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
             "How rotary wavelengths are stretched for sequences longer than those of the original training")
             .details("linear divides positions by the factor and needs no other key; llama3 (Llama 3.1) needs the next four keys; yarn \
-                      needs `factor` and `original_max_position`."),
+                      needs `factor` and `original_max_position`; longrope (Phi-4-mini) needs these, `short_factor` and `long_factor`."),
         optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"), "How far long wavelengths are stretched"),
         optional("model.rope_scaling.low_freq_factor", Kind::Real(Range::Positive), ("1.0", ""),
             "llama3: wavelengths above `original_max_position` divided by this are stretched"),
         optional("model.rope_scaling.high_freq_factor", Kind::Real(Range::Positive), ("4.0", ""),
             "llama3: wavelengths below `original_max_position` divided by this are kept; those between are blended"),
         optional("model.rope_scaling.original_max_position", Kind::Whole(1), ("8192", ""),
-            "llama3, yarn: context length of the original training"),
+            "llama3, yarn, longrope: context length of the original training"),
         optional("model.rope_scaling.beta_fast", Kind::Real(Range::Positive), ("32.0", "32"),
             "yarn: pairs that turn more often within the original context are kept"),
         optional("model.rope_scaling.beta_slow", Kind::Real(Range::Positive), ("1.0", "1"),
             "yarn: pairs that turn less often are stretched; those between are blended"),
-        optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive), ("1.2", "0.1 ln(factor) + 1"),
-            "yarn: cosines and sines are multiplied by this"),
+        optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive),
+            ("1.2", "yarn: 0.1 ln(factor) + 1; longrope: sqrt(1 + ln(factor) / ln(original_max_position))"),
+            "yarn, longrope: cosines and sines are multiplied by this"),
+        optional("model.rope_scaling.short_factor", Kind::Positives, ("[1.0, 1.0]", ""),
+            "longrope: how far the wavelength of each pair is stretched in sequences of at most `original_max_position` tokens"),
+        optional("model.rope_scaling.long_factor", Kind::Positives, ("[1.0, 32.0]", ""), "longrope: the same in longer sequences"),
         optional("model.rope_scaling.mscale_all_dim", Kind::Real(Range::Positive), ("1.0", "none"),
             "yarn, under latent attention: scores are multiplied by the square of 0.1 times it times ln(factor), plus 1 (DeepSeek)"),
         optional("model.rope_scaling.truncate", Kind::Bool, ("true", "true"),

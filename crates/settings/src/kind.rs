@@ -42,6 +42,8 @@ pub enum Kind {
     Wholes,
     /// A list of this many finite numbers.
     Reals(usize),
+    /// A list of finite numbers above 0.
+    Positives,
     /// A list of two numbers above 0, the first of which may be `auto`.
     AutoAndReal,
     /// A table of texts with any keys.
@@ -161,6 +163,10 @@ impl Kind {
                 };
                 list.len() == count && list.iter().all(is_finite)
             }),
+            Kind::Positives => value.as_array().is_some_and(|list| {
+                let mut list = list.iter();
+                list.all(|one| Kind::Real(Range::Positive).allows(one))
+            }),
             Kind::AutoAndReal => value.as_array().is_some_and(|list| match &list[..] {
                 [first, second] => {
                     let above = |one: &Value| Kind::Real(Range::Positive).allows(one);
@@ -227,6 +233,7 @@ impl Kind {
             Kind::Texts => "a list of texts in quotes".to_owned(),
             Kind::Wholes => "a list of whole numbers, such as [0, 1]".to_owned(),
             Kind::Reals(count) => format!("a list of {count} finite numbers"),
+            Kind::Positives => "a list of numbers above 0, such as [1.0, 2.5]".to_owned(),
             Kind::AutoAndReal => {
                 format!("a list of two numbers above 0, the first of which may be \"{AUTO}\"")
             }

@@ -92,6 +92,7 @@ mod rows {
     pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),
         Warning("--objective next-token: preferences are learnt without dropout"));
     pub(crate) const BALANCE: Need = need(|run, _| run.model.router_aux > 0.0, Warning("model.router_aux above 0"));
+    pub(crate) const QK_NORM: Need = need(|run, _| run.model.qk_norm, Warning("model.qk_norm"));
     pub(crate) const ROTARY: Need = need(|run, _| run.model.positions == PositionKind::Rotary, Warning("rotary positions"));
     pub(crate) const SAMPLES: Need = need(|run, _| run.log.sample_every.is_some(), Warning("--sample-every"));
 

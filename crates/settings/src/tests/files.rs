@@ -20,8 +20,8 @@ use crate::{
 };
 use data::{Format, Packing};
 use model::{
-    ActivationFunction, ExpertsConfig, LatentConfig, LoraInit, NormKind, PositionKind,
-    RouterAuxKind, ScoreKind,
+    ActivationFunction, ExpertsConfig, LatentConfig, LoraInit, NormKind, NormPlacement,
+    PositionKind, QkNormExtent, RouterAuxKind, ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
@@ -32,6 +32,7 @@ const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
 fn full() -> Config {
     Config {
         model: model::ModelConfig {
+            family: Some(Value::from("qwen3").try_into().unwrap()),
             hidden: 96,
             layers: 5,
             heads: 6,
@@ -45,9 +46,11 @@ fn full() -> Config {
             mlp_bias: false,
             fused_projections: false,
             qk_norm: true,
+            qk_norm_over: QkNormExtent::All,
             sliding_window: Some(9),
             full_attention_layers: vec![0, 2],
             norm: NormKind::Rms,
+            norm_placement: NormPlacement::After,
             activation: ActivationFunction::Swiglu,
             positions: PositionKind::Rotary,
             max_positions: Some(64),
@@ -64,6 +67,14 @@ fn full() -> Config {
                 mscale_all_dim: Some(0.707),
                 truncate: false,
             }),
+            rotary_share: 0.5,
+            window_rope_theta: Some(300.0),
+            no_rope_layers: vec![1, 4],
+            query_temperature: Some(0.3),
+            embedding_multiplier: 12.0,
+            residual_multiplier: 0.22,
+            attention_multiplier: Some(0.125),
+            logits_scaling: 10.0,
             init_std: 0.01,
             router_aux: 1.0 / 3.0,
             router_aux_kind: RouterAuxKind::Sequence,
@@ -299,7 +310,11 @@ fn of_attention(model: &model::ModelConfig) -> usize {
         return queries + down + latent.kv * up + values * hidden;
     }
     let bias = if model.qkv_bias { q + 2 * kv } else { 0 };
-    let head_norms = if model.qk_norm { 2 * model.head_dim } else { 0 };
+    let head_norms = match (model.qk_norm, model.qk_norm_over) {
+        (false, _) => 0,
+        (true, QkNormExtent::Head) => 2 * model.head_dim,
+        (true, QkNormExtent::All) => q + kv,
+    };
     2 * hidden * q + 2 * hidden * kv + bias + head_norms
 }
 
@@ -333,6 +348,13 @@ fn presets_have_the_published_parameter_counts() {
         ("deepseek-v2-lite", 15_706_484_224),
         ("deepseek-v2", 235_741_434_880),
         ("deepseek-v3", 671_026_404_352),
+        ("smollm3-3b", 3_075_098_624),
+        ("granite-4.1-3b", 3_402_836_480),
+        ("olmo-3-7b", 7_298_011_136),
+        ("ministral-3-8b", 8_489_553_920),
+        ("phi-4-mini", 3_836_021_760),
+        ("glm-4.5-air", 106_852_245_504),
+        ("glm-4.7-flash", 29_943_390_976),
         ("gpt2", 124_439_808),
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),

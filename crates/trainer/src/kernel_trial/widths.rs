@@ -128,7 +128,7 @@ impl AttentionWidths {
     /// The heads of a run, and sequences as long as its own, up to what a trial has time for. A window hides keys of these too.
     fn of(config: &Config) -> AttentionWidths {
         let model = &config.model;
-        let spec = model.attention(None);
+        let spec = model.attention(0);
         let of_token = spec.heads * spec.qk_head_dim.max(spec.v_head_dim);
         let most = (QUERY_ELEMENTS_MAX / of_token.max(1)).clamp(1, SEQ_MAX);
         // By powers of two: prompts of all lengths have few verdicts.
