@@ -166,13 +166,18 @@ impl ModelConfig {
 
     /// The rotary embedding of a layer, if it has one.
     fn rotary(&self, layer: usize) -> Option<Rotary> {
-        let of_window = self.window_rope_theta.filter(|_| self.window(layer).is_some());
+        let of_window = self
+            .window_rope_theta
+            .filter(|_| self.window(layer).is_some());
         let original = || self.rope_scaling.as_ref()?.original_max_position();
         self.turns(layer).then(|| Rotary {
             columns: self.rotary_dim(),
             theta: of_window.unwrap_or(self.rope_theta),
             scaling: self.rope_scaling.clone().filter(|_| of_window.is_none()),
-            temperature: self.query_temperature.zip(original()).map(|(beta, original)| Temperature { beta, original }),
+            temperature: self
+                .query_temperature
+                .zip(original())
+                .map(|(beta, original)| Temperature { beta, original }),
         })
     }
 

@@ -277,10 +277,14 @@ pub enum ModelConfigError {
     )]
     NoOriginal,
     /// Layers that are listed do not fit the model.
-    #[error("model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order")]
+    #[error(
+        "model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order"
+    )]
     NoRopeLayers(Vec<usize>),
     /// A base for windows that no layer has.
-    #[error("model.window_rope_theta is for layers with a window, and model.sliding_window is not set")]
+    #[error(
+        "model.window_rope_theta is for layers with a window, and model.sliding_window is not set"
+    )]
     NoWindow,
     /// The layers without a window do not fit the model.
     #[error("model.full_attention_layers = {0:?}: {1}")]
@@ -295,7 +299,9 @@ pub enum ModelConfigError {
         lacked: String,
     },
     /// The family that is named lacks features.
-    #[error("model.family is {family}, whose files cannot say {lacked}; change that, or leave the family out")]
+    #[error(
+        "model.family is {family}, whose files cannot say {lacked}; change that, or leave the family out"
+    )]
     NotInFamily {
         family: &'static str,
         lacked: String,

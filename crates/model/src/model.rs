@@ -1,8 +1,8 @@
 //! A model on a device: its architecture, where its parameters lie, and how it computes.
 
-use crate::stages::{Rotary, RotaryTables};
 use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
+use crate::stages::{Rotary, RotaryTables};
 use crate::{Architecture, BatchShape, Extent, Result};
 use kernels::Kernels;
 use memory::{Buffer, Category, Cover, DType, Dims, In, Layer, Layout, Memory};

@@ -1,9 +1,9 @@
 //! One micro-batch on its way through the model: what stages compute with, pull and replay.
 
-use crate::stages::Rotary;
 use crate::parts::PartState;
 use crate::position::StagePosition;
 use crate::stage::Declared;
+use crate::stages::Rotary;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
     LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result, SavedActivations,

@@ -235,7 +235,8 @@ impl RopeScaling {
                 original_max_position,
                 attention_factor,
                 ..
-            } => attention_factor.unwrap_or_else(|| long_attention_factor(*factor, *original_max_position)),
+            } => attention_factor
+                .unwrap_or_else(|| long_attention_factor(*factor, *original_max_position)),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::activations::{PlannedActivation, total_bytes};
 use crate::formulas::Formula;
 use memory::{DType, round_up};
-use model::{Attention, NormKind, Label, ModelConfig};
+use model::{Attention, Label, ModelConfig, NormKind};
 use settings::Settings;
 
 /// What is kept of a layer under the estimate.

@@ -56,7 +56,9 @@ pub(super) fn architecture(
         },
         logit_multiplier: config.logits_scaling.recip() as f32,
     };
-    let rotary = blocks.iter().filter_map(|spec| spec.attention.rotary.clone());
+    let rotary = blocks
+        .iter()
+        .filter_map(|spec| spec.attention.rotary.clone());
     let embedding = Box::new(embedding);
     let labels = parameters.labels(config.labels());
     Architecture::new(labels, parameters, embedding, layers, head)
@@ -463,13 +465,12 @@ fn latents(
     latent: &LatentConfig,
     own: &mut PartParameters,
 ) -> (Vec<Box<dyn Stage>>, LatentHeads) {
-    let mut stages: Vec<Box<dyn Stage>> =
-        vec![Box::new(LatentDown::declare(
-            own,
-            (hidden, H1),
-            attention,
-            latent,
-        ))];
+    let mut stages: Vec<Box<dyn Stage>> = vec![Box::new(LatentDown::declare(
+        own,
+        (hidden, H1),
+        attention,
+        latent,
+    ))];
     if let Some(width) = latent.q {
         let of = [LatentDown::Q_A, LatentDown::C_Q, LatentDown::RSTD_Q];
         let parameter = ("self_attn.q_a_layernorm", width, LATENT_EPS);

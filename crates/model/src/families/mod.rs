@@ -3,7 +3,9 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, NormPlacement, Parameters};
+use crate::{
+    Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, NormPlacement, Parameters,
+};
 use std::rc::Rc;
 
 impl Architecture {

@@ -466,11 +466,7 @@ mod tests {
             ),
             ("\"llama\"", "\"gemma\"", "model_type `gemma`"),
             ("\"llama\"", "\"phi\"", "model_type `phi`"),
-            (
-                "\"llama\"",
-                "\"phi3\"",
-                "`rope_scaling` = llama3",
-            ),
+            ("\"llama\"", "\"phi3\"", "`rope_scaling` = llama3"),
             (
                 "\"llama\"",
                 "\"phi3\", \"resid_pdrop\": 0.1",

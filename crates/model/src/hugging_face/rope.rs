@@ -88,12 +88,17 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &Assumed) -> Result<[Rope; 2], 
     let has_kinds = KINDS.iter().any(|kind| by_kind[*kind].is_object());
     // transformers merges the one into the other, or ignores one.
     keys.refuse(KEY, !by_kind.is_null() && (!has_kinds || !older.is_null()))?;
-    keys.refuse("rope_scaling", older["rope_type"].is_null() && !older["type"].is_null())?;
+    keys.refuse(
+        "rope_scaling",
+        older["rope_type"].is_null() && !older["type"].is_null(),
+    )?;
     share(keys, assumed)?;
     let of_kind = |given: &Value, theta: Option<f64>| -> Result<Rope, HfConfigError> {
         let scaling = scaling(keys.0, (KEY, given))?;
         Ok(Rope {
-            theta: number(given, "rope_theta")?.or(theta).unwrap_or(assumed.theta),
+            theta: number(given, "rope_theta")?
+                .or(theta)
+                .unwrap_or(assumed.theta),
             share: 1.0,
             // transformers looks for `truncate` elsewhere, and does not find it.
             scaling: scaling.map(RopeScaling::truncated),

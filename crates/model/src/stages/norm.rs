@@ -206,7 +206,10 @@ impl Stage for NormBehind {
         let rstd = Extent::of_f32(&[Dimension::Tokens]);
         Io {
             reads: vec![self.input, self.residual],
-            writes: vec![(self.output, Extent::tokens(self.norm.width)), (self.rstd, rstd)],
+            writes: vec![
+                (self.output, Extent::tokens(self.norm.width)),
+                (self.rstd, rstd),
+            ],
             backward_reads: vec![self.input, self.rstd],
         }
     }
@@ -228,7 +231,8 @@ impl Stage for NormBehind {
         let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
         let (mut out, mut rstd) = (pass.output(self.output)?, pass.output(self.rstd)?);
         let y = super::written(&mut out);
-        self.norm.forward(pass, y, [super::written(&mut rstd)], x.view())?;
+        self.norm
+            .forward(pass, y, [super::written(&mut rstd)], x.view())?;
         if let Some(out) = super::written(&mut out) {
             pass.kernels().run(BiasDropoutAdd {
                 out,

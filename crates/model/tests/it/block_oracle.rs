@@ -6,9 +6,9 @@ use candle_core::Tensor;
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
-    LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent,
-    RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
+    Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig, LatentConfig, LossPart,
+    Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent, RopeScaling, RouterAuxKind,
+    ScoreKind, StepLoss, Training, Work,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -5,7 +5,6 @@ use crate::common::harness::{Outcome, Run, VOCAB, assert_agrees};
 use memory::Layer;
 use model::stages::{
     Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    
 };
 use model::{
     Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Labels, Linear, ModelConfig,

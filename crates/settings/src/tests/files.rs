@@ -383,15 +383,23 @@ fn the_folder_of_configurations_is_compiled_in() {
 
 #[test]
 fn every_field_has_a_key_and_every_key_a_field() {
-    let (yarn, mut llama3) = (full(), full());
+    let (yarn, mut llama3, mut long) = (full(), full(), full());
     llama3.model.rope_scaling = Some(model::RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position: 8192,
     });
-    let keys = [yarn, llama3].map(|config| key_names(&config.to_toml().unwrap()));
-    assert_eq!(&keys[0] | &keys[1], all_keys());
+    long.model.rope_scaling = Some(model::RopeScaling::LongRope {
+        factor: 8.0,
+        original_max_position: 8192,
+        short_factor: vec![1.0],
+        long_factor: vec![8.0],
+        attention_factor: None,
+    });
+    let keys = [yarn, llama3, long].map(|config| key_names(&config.to_toml().unwrap()));
+    let all = keys.iter().fold(BTreeSet::new(), |all, keys| &all | keys);
+    assert_eq!(all, all_keys());
 }
 
 #[test]

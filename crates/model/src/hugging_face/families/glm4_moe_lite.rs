@@ -64,9 +64,14 @@ fn dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigError>
     let types = keys.get(TYPES).as_array();
     let types = types.filter(|types| types.len() == layers);
     let types = types.ok_or(HfConfigError::Key(TYPES, "a name for each layer"))?;
-    match types.iter().find(|kind| **kind != "dense" && **kind != "sparse") {
+    match types
+        .iter()
+        .find(|kind| **kind != "dense" && **kind != "sparse")
+    {
         Some(other) => Err(HfConfigError::Unsupported(TYPES, other.to_string())),
-        None => Ok((0..layers).filter(|layer| types[*layer] == "dense").collect()),
+        None => Ok((0..layers)
+            .filter(|layer| types[*layer] == "dense")
+            .collect()),
     }
 }
 

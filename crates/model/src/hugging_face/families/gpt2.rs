@@ -92,7 +92,10 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), HfConfigError> {
     ] {
         keys.refuse(key, *keys.get(key) == true)?;
     }
-    keys.refuse("scale_attn_weights", *keys.get("scale_attn_weights") == false)?;
+    keys.refuse(
+        "scale_attn_weights",
+        *keys.get("scale_attn_weights") == false,
+    )?;
     match keys.get("activation_function").as_str() {
         None | Some("gelu_new" | "gelu_pytorch_tanh") => Ok(()),
         Some(other) => {

@@ -47,7 +47,10 @@ pub(super) fn read(
 ) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    keys.refuse("use_sliding_window", *keys.get("use_sliding_window") == true)?;
+    keys.refuse(
+        "use_sliding_window",
+        *keys.get("use_sliding_window") == true,
+    )?;
     keys.refuse("attention_bias", keys.flag_or("attention_bias", false)?)?;
     let config = decoder::read_with_scores_of_latents(keys, assumed)?;
     let latent = LatentConfig {

@@ -47,12 +47,22 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
         query_temperature: Some(rope::required(&keys, BETA)?),
         ..decoder::read(&keys, &ASSUMED)?
     };
-    let original = config.rope_scaling.as_ref().and_then(RopeScaling::original_max_position);
+    let original = config
+        .rope_scaling
+        .as_ref()
+        .and_then(RopeScaling::original_max_position);
     if original.is_none() {
         let original = "original_max_position_embeddings";
-        return Err(HfConfigError::Key(original, "there beside a rope_type that has one"));
+        return Err(HfConfigError::Key(
+            original,
+            "there beside a rope_type that has one",
+        ));
     }
-    Ok(windows::with(config, windows::size(&keys, None)?, Vec::new()))
+    Ok(windows::with(
+        config,
+        windows::size(&keys, None)?,
+        Vec::new(),
+    ))
 }
 
 fn write(config: &ModelConfig, saved: &Saved) -> Value {

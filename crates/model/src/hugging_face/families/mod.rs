@@ -25,8 +25,8 @@ mod smollm3;
 mod windows;
 
 use super::keys::{HfConfigError, Keys};
-pub(super) use latent::PREDICTORS;
 use crate::{ExpertsConfig, ModelConfig, ModelConfigError};
+pub(super) use latent::PREDICTORS;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -207,7 +207,9 @@ fn differing(config: &ModelConfig, other: &ModelConfig) -> Vec<String> {
         _ => unreachable!("a configuration has keys"),
     };
     let (ours, theirs) = (keys(config), keys(other));
-    let names = ours.keys().chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
+    let names = ours
+        .keys()
+        .chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
     let differing = names.filter(|key| ours.get(*key) != theirs.get(*key));
     let shown = differing.map(|key| match ours.get(key) {
         Some(value @ (Value::Object(_) | Value::Array(_))) if value.to_string().len() > 40 => {
@@ -241,7 +243,10 @@ impl ModelConfig {
             if lacked.is_empty() {
                 return Ok(family);
             }
-            if nearest.as_ref().is_none_or(|(_, least)| lacked.len() < least.len()) {
+            if nearest
+                .as_ref()
+                .is_none_or(|(_, least)| lacked.len() < least.len())
+            {
                 nearest = Some((family, lacked));
             }
         }

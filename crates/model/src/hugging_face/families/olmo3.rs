@@ -34,7 +34,9 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
         Some(full) => full,
         None => {
             let layers = 0..config.layers.min(1 << 16);
-            layers.filter(|layer| (layer + 1).is_multiple_of(4)).collect()
+            layers
+                .filter(|layer| (layer + 1).is_multiple_of(4))
+                .collect()
         }
     };
     let window = windows::size(keys, Some(windows::ASSUMED))?;

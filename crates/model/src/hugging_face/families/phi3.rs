@@ -3,9 +3,9 @@
 
 use super::decoder::Assumed;
 use super::{Description, ExpertNames, Saved, decoder, windows};
-use crate::{ModelConfig, RopeScaling};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
+use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
@@ -35,7 +35,11 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
         fused_projections: true,
         ..decoder::read(keys, &ASSUMED)?
     };
-    Ok(windows::with(config, windows::size(keys, None)?, Vec::new()))
+    Ok(windows::with(
+        config,
+        windows::size(keys, None)?,
+        Vec::new(),
+    ))
 }
 
 fn write(config: &ModelConfig, saved: &Saved) -> Value {

@@ -23,7 +23,10 @@ const ASSUMED: Assumed = Assumed {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    keys.refuse("use_sliding_window", *keys.get("use_sliding_window") == true)?;
+    keys.refuse(
+        "use_sliding_window",
+        *keys.get("use_sliding_window") == true,
+    )?;
     let config = decoder::read(keys, &ASSUMED)?;
     let experts = ExpertsConfig {
         shared_ffn: keys.size_or("shared_expert_intermediate_size", 5632)?,

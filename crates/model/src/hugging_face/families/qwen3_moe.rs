@@ -23,7 +23,10 @@ const ASSUMED: Assumed = Assumed {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    keys.refuse("use_sliding_window", *keys.get("use_sliding_window") == true)?;
+    keys.refuse(
+        "use_sliding_window",
+        *keys.get("use_sliding_window") == true,
+    )?;
     let has_bias = keys.flag_or("attention_bias", false)?;
     let config = decoder::read(keys, &ASSUMED)?;
     Ok(ModelConfig {

@@ -31,11 +31,7 @@ pub(super) fn refuse_types(keys: &Keys) -> Result<(), HfConfigError> {
 }
 
 /// The same model with a window in the layers that are not `full`.
-pub(super) fn with(
-    config: ModelConfig,
-    window: Option<usize>,
-    full: Vec<usize>,
-) -> ModelConfig {
+pub(super) fn with(config: ModelConfig, window: Option<usize>, full: Vec<usize>) -> ModelConfig {
     let (sliding_window, full_attention_layers) = match window {
         Some(window) if full.len() < config.layers => (Some(window), full),
         _ => (None, Vec::new()),
@@ -57,12 +53,17 @@ pub(super) fn full_layers(
     if keys.is_null(KEY) {
         return Ok(None);
     }
-    let types = keys.get(KEY).as_array().filter(|types| types.len() == layers);
+    let types = keys
+        .get(KEY)
+        .as_array()
+        .filter(|types| types.len() == layers);
     let types = types.ok_or(HfConfigError::Key(KEY, "a name for each layer"))?;
     let known = |kind: &&Value| **kind == FULL || (**kind == SLIDING && has_windows);
     match types.iter().find(|kind| !known(kind)) {
         Some(other) => Err(HfConfigError::Unsupported(KEY, other.to_string())),
-        None => Ok(Some((0..layers).filter(|layer| types[*layer] == FULL).collect())),
+        None => Ok(Some(
+            (0..layers).filter(|layer| types[*layer] == FULL).collect(),
+        )),
     }
 }
 

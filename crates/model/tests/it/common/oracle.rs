@@ -438,7 +438,9 @@ impl Oracle<'_> {
                     QkNormExtent::All => x.reshape((rows, seq, 1, heads * head_dim))?,
                 };
                 let weight = format!("{name}.{part}_norm.weight");
-                x = self.norm(&together, &weight)?.reshape((rows, seq, heads, head_dim))?;
+                x = self
+                    .norm(&together, &weight)?
+                    .reshape((rows, seq, heads, head_dim))?;
             }
             x = self.rotate_share(&x, layer)?;
             if part == "q" {
@@ -494,7 +496,8 @@ impl Oracle<'_> {
 
     /// Queries times a factor that grows with their position; `x [b, s, heads, d]`.
     fn tempered(&self, x: &Tensor) -> Result<Tensor> {
-        let (Some(beta), Some(scaling)) = (self.config.query_temperature, &self.config.rope_scaling)
+        let (Some(beta), Some(scaling)) =
+            (self.config.query_temperature, &self.config.rope_scaling)
         else {
             return Ok(x.clone());
         };

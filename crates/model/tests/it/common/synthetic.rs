@@ -9,7 +9,7 @@ use kernels::operation::{
 use memory::{DType, Layer};
 use model::stages::{
     CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
-    ResidualProjection, 
+    ResidualProjection,
 };
 use model::{
     Activation, Architecture, Attention, Block, Dimension, DropoutSite, Extent, Initial, Io, Label,
