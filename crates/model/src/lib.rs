@@ -83,9 +83,9 @@ pub use fp8_underflows::UnderflowShare;
 pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
-    Family, HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import, import_adapter,
-    loading_bytes, parameters_of_files, saving_bytes, write_adapter, write_model,
+    Family, HfConfigError, LeftOut, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError,
+    OutgoingWeights, ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import,
+    import_adapter, loading_bytes, parameters_of_files, saving_bytes, write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};

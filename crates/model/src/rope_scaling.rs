@@ -197,14 +197,18 @@ impl RopeScaling {
                 beta_slow,
                 attention_factor,
                 ..
-            } => positive.extend([
-                ("rope_scaling.beta_slow", *beta_slow),
-                ("rope_scaling.beta_fast - beta_slow", beta_fast - beta_slow),
-                (
-                    "rope_scaling.attention_factor",
-                    attention_factor.unwrap_or(1.0),
-                ),
-            ]),
+            } => {
+                positive.extend([
+                    ("rope_scaling.beta_slow", *beta_slow),
+                    (
+                        "rope_scaling.attention_factor",
+                        attention_factor.unwrap_or(1.0),
+                    ),
+                ]);
+                // Where they are equal, as in Kimi K2, no pair or one is blended.
+                let range = ("rope_scaling.beta_fast - beta_slow", beta_fast - beta_slow);
+                positive.extend((beta_fast != beta_slow).then_some(range));
+            }
             RopeScaling::LongRope {
                 short_factor,
                 long_factor,
@@ -355,6 +359,10 @@ mod tests {
         assert!((plain.amplitude() - 1.2079441541679836).abs() < 1e-12);
         for (scaling, blended) in [
             (plain, [1.0, 1.14286, 1.33333, 1.6, 2.0, 2.66667, 4.0, 8.0]),
+            (
+                yarn(1.0, 1.0, true),
+                [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 8.0],
+            ),
             (
                 yarn(16.0, 2.0, false),
                 [1.0, 1.0, 1.04351, 1.39648, 2.11032, 4.3171, 8.0, 8.0],

@@ -4,8 +4,8 @@ use crate::Result;
 use kernels::Kernels;
 use memory::Layout;
 use model::{
-    DrawingOrder, Fresh, Model, ParameterPart, Parameters, import, import_adapter, initialise,
-    initialise_factors,
+    DrawingOrder, Fresh, LeftOut, Model, ParameterPart, Parameters, import, import_adapter,
+    initialise, initialise_factors,
 };
 use optim::{Optimizer, weight_bytes};
 use std::path::Path;
@@ -34,12 +34,12 @@ impl<'a> IncomingWeights<'a> {
         Ok(self.weights.store(self.kernels, range, &bytes)?)
     }
 
-    /// Loads the weights from a folder in Hugging Face layout. Gives the beginning of the names of a layer that was skipped,
-    /// because it is no part of the model ([`model::ModelWeights::skipped`]).
+    /// Loads the weights from a folder in Hugging Face layout. Gives what was left out because it is no part of the model
+    /// ([`model::ModelWeights::left_out`]).
     ///
     /// # Errors
     /// [`SessionError::Weights`](crate::SessionError::Weights) if a tensor is missing or has another shape.
-    pub fn import(&mut self, folder: &Path) -> Result<Option<String>> {
+    pub fn import(&mut self, folder: &Path) -> Result<Option<LeftOut>> {
         let wanted = self.weights.to_set();
         let (parameters, layout) = self.declared();
         import(folder, parameters, layout, &wanted, |part| match part {

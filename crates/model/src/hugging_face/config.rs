@@ -1,26 +1,26 @@
 //! `config.json` as Hugging Face writes it.
 
 use super::Quantisation;
-use super::families::{Family, Saved};
-use super::keys::HfConfigError;
+use super::families::{Family, Saved, alias_names, of_family};
+use super::keys::{HfConfigError, check_architecture};
 use super::rope::max_position;
+use super::wrapper::{model_types, text_part};
 use crate::{ModelConfig, RopeScaling};
 use files::unique_json;
 use memory::DType;
-use serde_json::Value;
 
 impl ModelConfig {
-    /// Reads the text of a `config.json`.
+    /// Reads the text of a `config.json`. A model for pictures and text is read as its text part.
     ///
     /// # Errors
     /// [`HfConfigError`] that names the key.
     pub fn from_hf(text: &str) -> Result<ModelConfig, HfConfigError> {
-        let json: Value = unique_json(text)?;
+        let json = of_family(text_part(unique_json(text)?)?)?;
         let model_type = json["model_type"].as_str();
         let model_type = model_type.ok_or(HfConfigError::Key("model_type", "a string"))?;
         let family = Family::find(model_type);
-        let family = family.ok_or_else(|| HfConfigError::Family(model_type.into()))?;
-        check_architecture(&json, family)?;
+        let family = family.ok_or_else(|| unknown(model_type))?;
+        check_architecture(&json, family.name(), family.class())?;
         Quantisation::read(&json)?;
         let layers = &json["per_layer_config"];
         if !layers.is_null() {
@@ -41,7 +41,7 @@ impl ModelConfig {
     /// The longest sequence that the model of a `config.json` was made for, with this scaling of its positions; none where the file
     /// does not say.
     pub fn context_length(&self, text: &str) -> Option<usize> {
-        let json: Value = serde_json::from_str(text).ok()?;
+        let json = text_part(unique_json(text).ok()?).ok()?;
         let most = json["max_position_embeddings"].as_u64()? as usize;
         let stretched = match &self.rope_scaling {
             // The other kinds name the positions that they begin from.
@@ -61,29 +61,22 @@ impl ModelConfig {
     }
 }
 
+/// The error of a file of another family.
+fn unknown(model_type: &str) -> HfConfigError {
+    let families = Family::NAMES.iter().copied();
+    let known = families.chain(alias_names()).chain(model_types());
+    HfConfigError::Family {
+        found: model_type.into(),
+        known: known.collect::<Vec<_>>().join(", "),
+    }
+}
+
 /// What Hugging Face calls a type of weights.
 pub(super) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "bfloat16",
         DType::F32 => "float32",
         other => panic!("weights are written in f32 or bf16, not in {other:?}"),
-    }
-}
-
-/// Refuses classes without the language model's head.
-fn check_architecture(json: &Value, family: Family) -> Result<(), HfConfigError> {
-    let named = match &json["architectures"] {
-        Value::Null => return Ok(()),
-        named => named.as_array(),
-    };
-    let named = named.ok_or(HfConfigError::Key("architectures", "a list of names"))?;
-    match named.iter().find(|name| **name != family.class()) {
-        None => Ok(()),
-        Some(other) => Err(HfConfigError::Architecture {
-            found: other.as_str().map_or(other.to_string(), Into::into),
-            family: family.name().into(),
-            known: family.class(),
-        }),
     }
 }
 
@@ -183,7 +176,8 @@ mod tests {
         let window = Some(5);
         let family = |config: &ModelConfig| {
             config.validate().ok()?;
-            let json: Value = serde_json::from_str(&config.to_hf(64, DType::F32)).unwrap();
+            let json: serde_json::Value =
+                serde_json::from_str(&config.to_hf(64, DType::F32)).unwrap();
             Some(json["model_type"].as_str().unwrap().to_owned())
         };
         let fused = ModelConfig {

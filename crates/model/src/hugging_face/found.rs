@@ -2,6 +2,7 @@
 
 use super::error::WeightsError;
 use super::nf4::{Nf4Scales, Nf4Tensor};
+use super::wrapper::stored_name;
 use crate::parameters::{FileTensor, Parameter};
 use files::{Dtype, TensorParts, Tensors, widen};
 use std::borrow::Cow;
@@ -62,6 +63,9 @@ impl FoundTensor {
     }
 }
 
+/// The head's name in all families. A head that is a parameter of its own is not tied.
+pub(super) const HEAD: &str = "lm_head.weight";
+
 /// Rows and columns of a block of an FP8 weight, which share a factor.
 const SCALED_BLOCK: usize = 128;
 
@@ -72,7 +76,7 @@ pub(super) fn find(
     parameter: &Parameter,
 ) -> Result<Vec<FoundTensor>, (String, String)> {
     let is_whole = matches!(tensors, Tensors::Whole(_));
-    let is_one = !is_whole || tensors.get(&parameter.name).is_some();
+    let is_one = !is_whole || stored_name(tensors, &parameter.name).is_some();
     let needed = match is_one {
         false => parameter.file_tensors(),
         true if is_whole => vec![parameter.as_one_tensor()],
@@ -102,8 +106,9 @@ fn find_tensor(
     let mut names = [Some(name.as_str()), short, Some(&newer)]
         .into_iter()
         .flatten();
-    let found = names.find_map(|name| Some((name, tensors.get(name)?)));
-    let (name, tensor) = found.ok_or("is missing")?;
+    let found = names.find_map(|name| stored_name(tensors, name));
+    let name = &found.ok_or_else(|| missing(&name))?[..];
+    let tensor = tensors.get(name).expect("it has just been found");
     if let ([_, _], [_, _]) = (&shape[..], &parameter.shape[..])
         && let Some(matrix) = Nf4Tensor::find(tensors, name, &parameter.shape)?
     {
@@ -133,6 +138,17 @@ fn find_tensor(
         first,
         quantised,
     })
+}
+
+/// What is said of a tensor that is not there.
+fn missing(name: &str) -> &'static str {
+    match name == HEAD {
+        true => {
+            "is missing; if the embedding is the head too, set \"tie_word_embeddings\" to true in config.json, in its text_config \
+             if it has one"
+        }
+        false => "is missing",
+    }
 }
 
 /// The factors of an FP8 weight, as DeepSeek-V3 publishes them: one for each block. Blocks of another power of two that

@@ -1,6 +1,5 @@
 //! Keys of a `config.json`, one value at a time, and what can be wrong with them.
 
-use super::families::Family;
 use crate::ModelConfigError;
 use serde_json::Value;
 
@@ -15,11 +14,8 @@ pub enum HfConfigError {
     #[error("`{0}` is missing or is not {1}")]
     Key(&'static str, &'static str),
     /// Another architecture.
-    #[error(
-        "model_type `{0}` is not supported; this trainer knows {known}",
-        known = Family::NAMES.join(", ")
-    )]
-    Family(String),
+    #[error("model_type `{found}` is not supported; this trainer knows {known}")]
+    Family { found: String, known: String },
     /// A known model type with another head than the language model's, or with none.
     #[error(
         "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
@@ -154,5 +150,26 @@ pub(super) fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfC
             .as_f64()
             .map(Some)
             .ok_or(HfConfigError::Key(key, "a number")),
+    }
+}
+
+/// Refuses classes other than a family's, such as those without the language model's head.
+pub(super) fn check_architecture(
+    json: &Value,
+    model_type: &str,
+    class: &'static str,
+) -> Result<(), HfConfigError> {
+    let named = match &json["architectures"] {
+        Value::Null => return Ok(()),
+        named => named.as_array(),
+    };
+    let named = named.ok_or(HfConfigError::Key("architectures", "a list of names"))?;
+    match named.iter().find(|name| **name != class) {
+        None => Ok(()),
+        Some(other) => Err(HfConfigError::Architecture {
+            found: other.as_str().map_or(other.to_string(), Into::into),
+            family: model_type.into(),
+            known: class,
+        }),
     }
 }

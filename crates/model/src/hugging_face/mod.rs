@@ -15,6 +15,7 @@ mod quantisation;
 mod rope;
 mod turned;
 mod weights;
+mod wrapper;
 mod write;
 
 use crate::parameters::{Parameter, Parameters};
@@ -32,6 +33,7 @@ pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
 pub use quantisation::{PlainModules, Quantisation};
 pub use weights::{ModelWeights, ParameterPart, import};
+pub use wrapper::LeftOut;
 pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and in their final

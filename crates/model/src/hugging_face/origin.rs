@@ -2,6 +2,7 @@
 
 use super::config::dtype_name;
 use super::families::PREDICTORS;
+use super::wrapper::text_config;
 use crate::ModelConfig;
 use memory::DType;
 use serde_json::{Map, Value};
@@ -52,14 +53,15 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Reads these files from a model's folder; `config.json` must exist.
+    /// Reads these files from a model's folder; `config.json` must exist. That of a model for pictures and text is read as the
+    /// one of its text part, which is all that is saved.
     ///
     /// # Errors
     /// [`OriginError`] that names the file.
     pub fn read(folder: &Path) -> Result<Origin, OriginError> {
         let path = folder.join("config.json");
         let config = match files::read_small_text(&path) {
-            Ok(text) => Some(text),
+            Ok(text) => Some(text_config(&text).map_or(text, |part| in_text(&part))),
             Err(source) => return Err(OriginError { path, source }),
         };
         let names = TOKENIZER.into_iter().chain([GENERATION]);

@@ -2,10 +2,11 @@
 //! ranks, which has them in pieces in the layout's order.
 
 use super::error::WeightsError;
-use super::found::{FoundTensor, Quantised, bytes_of, find};
+use super::found::{FoundTensor, HEAD, Quantised, bytes_of, find};
 use super::nf4::Nf4Tensor;
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
+use super::wrapper::{LeftOut, names};
 use crate::init::{DrawingOrder, Fresh, initialise};
 use crate::parameters::{Parameter, Parameters};
 use files::{
@@ -27,7 +28,7 @@ pub struct ModelWeights<'a> {
     parameters: &'a Parameters,
     /// The tensors of the files that each parameter consists of, in the order of the layout.
     found: Vec<Vec<FoundTensor>>,
-    skipped: Option<String>,
+    left_out: Option<LeftOut>,
 }
 
 /// Some of a parameter, as a folder has it.
@@ -64,10 +65,10 @@ impl<'a> ModelWeights<'a> {
             tensors,
             parameters,
             found,
-            skipped: None,
+            left_out: None,
         };
-        weights.skipped = weights.predictor();
-        if let Some(name) = weights.left_out() {
+        weights.left_out = weights.predictor().or_else(|| weights.pictures());
+        if let Some(name) = weights.plain_among_codes() {
             let problem = "is plain in a folder of codes; name its module in lora.base_skip";
             return Err(wrong((name, problem.into())));
         }
@@ -77,10 +78,10 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// What is in the files and not read: the beginning of the names of a layer behind the model's own that predicts a
-    /// second token (DeepSeek-V3).
-    pub fn skipped(&self) -> Option<&str> {
-        self.skipped.as_deref()
+    /// What is in the files and not read: a layer behind the model's own that predicts a second token (DeepSeek-V3), or the
+    /// part for pictures.
+    pub fn left_out(&self) -> Option<&LeftOut> {
+        self.left_out.as_ref()
     }
 
     /// The type that fits all weights without a type of their own: bf16 if all are bf16 or quantised, else f32.
@@ -263,13 +264,13 @@ impl<'a> ModelWeights<'a> {
     }
 
     /// A matrix that would become codes, in a folder that has codes of others: nobody chose these.
-    fn left_out(&self) -> Option<&str> {
+    fn plain_among_codes(&self) -> Option<&str> {
         let coded = self.parameters.in_layout().enumerate();
         let coded = coded.filter(|(_, parameter)| parameter.codes.is_some());
         let (own, plain): (Vec<_>, Vec<_>) =
             coded.partition(|(index, _)| self.nf4(*index).is_some());
-        let left_out = plain.first().filter(|_| !own.is_empty());
-        left_out.map(|(_, parameter)| &parameter.name[..])
+        let plain = plain.first().filter(|_| !own.is_empty());
+        plain.map(|(_, parameter)| &parameter.name[..])
     }
 
     fn tensor(&self, name: &str) -> TensorParts<'_> {
@@ -284,9 +285,8 @@ impl<'a> ModelWeights<'a> {
         &found[after - 1]
     }
 
-    /// The beginning of the names of the layer after the model's last, if the files have one that predicts a second token,
-    /// as DeepSeek-V3's have. It is no part of the model.
-    fn predictor(&self) -> Option<String> {
+    /// The layer after the model's last, if the files have one that predicts a second token, as DeepSeek-V3's have.
+    fn predictor(&self) -> Option<LeftOut> {
         let mut parameters = self.parameters.in_layout();
         parameters.find(|parameter| parameter.name.ends_with(CHOICE_BIAS))?;
         let parts = self.parameters.in_layout().map(|parameter| parameter.part);
@@ -296,21 +296,29 @@ impl<'a> ModelWeights<'a> {
         });
         let beginning = format!("model.layers.{}.", blocks.max()? + 1);
         let is_there = self.tensors.get(&format!("{beginning}{PREDICTOR}"));
-        is_there.is_some().then_some(beginning)
+        is_there.map(|_| LeftOut {
+            beginnings: vec![beginning],
+            reason: "they predict a second token, and are no part of the model",
+        })
+    }
+
+    fn pictures(&self) -> Option<LeftOut> {
+        let found = self.found.iter().flatten();
+        LeftOut::pictures(&self.tensors, found.map(|found| &found.name[..]))
     }
 
     /// A tensor that the model does not have, and the reason for refusing it.
     fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
         let found = self.found.iter().flatten();
         let known: HashSet<String> = found.flat_map(FoundTensor::names).collect();
-        let is_skipped = |name: &str| {
-            let skipped = self.skipped.as_deref();
-            skipped.is_some_and(|beginning| name.starts_with(beginning))
+        let is_left_out = |name: &str| {
+            let left_out = self.left_out.as_ref();
+            left_out.is_some_and(|left_out| left_out.has(name))
         };
         let extra = self.tensors.names().into_iter();
         let extra = extra.filter(|name| !known.contains(*name) && !is_buffer(name));
-        for name in extra.filter(|name| !is_skipped(name)) {
-            let problem = match name == HEAD {
+        for name in extra.filter(|name| !is_left_out(name)) {
+            let problem = match names(HEAD).any(|head| head == name) {
                 true if self.is_embedding(name)? => continue,
                 true => {
                     "differs from the embedding, but config.json ties them; set \"tie_word_embeddings\" to false there if both were trained"
@@ -339,9 +347,6 @@ impl<'a> ModelWeights<'a> {
     }
 }
 
-/// The head's name in all families. A head that is a parameter of its own is not tied.
-const HEAD: &str = "lm_head.weight";
-
 /// The ends of the embedding's names.
 const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
 
@@ -365,7 +370,7 @@ fn io_error(error: WeightsError) -> std::io::Error {
 }
 
 /// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights::read`]). Gives what
-/// was skipped, if anything ([`ModelWeights::skipped`]).
+/// was left out, if anything ([`ModelWeights::left_out`]).
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -375,10 +380,10 @@ pub fn import<E: From<WeightsError>>(
     layout: &Layout,
     wanted: &Cover,
     set: impl FnMut(ParameterPart) -> Result<(), E>,
-) -> Result<Option<String>, E> {
+) -> Result<Option<LeftOut>, E> {
     let weights = ModelWeights::open(folder, parameters)?;
     weights.read(layout, wanted, set)?;
-    Ok(weights.skipped)
+    Ok(weights.left_out)
 }
 
 /// Hands the `wanted` elements of a tensor that is the transpose of what is in memory to `set`, in chunks in the order of memory.

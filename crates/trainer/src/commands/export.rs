@@ -85,6 +85,9 @@ pub(crate) fn export(args: &ExportArgs) -> Result {
     let architecture = Architecture::of(&config, Attention::default());
     let parameters = architecture.parameters;
     let weights = ModelWeights::open(&from, &parameters)?;
+    if let Some(left_out) = weights.left_out() {
+        tracing::info!("{left_out}");
+    }
     let of_origin = || origin_dtype(&from).unwrap_or(weights.dtype());
     let dtype = args.dtype().unwrap_or_else(of_origin);
     // Sequence length 0, because the model has its own config.json.

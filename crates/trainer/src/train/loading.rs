@@ -87,10 +87,8 @@ impl Run {
                 }
                 (None, Some(folder)) => {
                     self.saver.origin_dtype = narrower_type(folder, session.model())?;
-                    if let Some(skipped) = session.incoming().import(folder)? {
-                        tracing::info!(
-                            "tensors of `{skipped}*` are left out: they predict a second token, and are no part of the model"
-                        );
+                    if let Some(left_out) = session.incoming().import(folder)? {
+                        tracing::info!("{left_out}");
                     }
                 }
                 (None, None) => session.initialise(self.decided.config.train.seed)?,

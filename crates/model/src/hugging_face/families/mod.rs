@@ -1,6 +1,7 @@
 //! The families of models, a file each: what a `config.json` of its `model_type` says, what transformers' class assumes of
 //! keys that are missing, and what is refused. To add a family, add its file, and a line to `FAMILIES`.
 
+mod aliases;
 mod decoder;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -26,6 +27,7 @@ mod windows;
 
 use super::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig, ModelConfigError};
+pub(super) use aliases::{names as alias_names, of_family};
 pub(super) use latent::PREDICTORS;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use serde_json::{Map, Value};

@@ -60,19 +60,17 @@ fn with_predictor(family: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_layer_that_predicts_a_second_token_is_skipped_in_deepseek_v3_alone() {
-    let v3 = shape("deepseek_v3");
-    let folder = with_predictor("deepseek_v3");
-    let weights = ModelWeights::open(folder.path(), &v3.parameters).unwrap();
-    assert_eq!(weights.skipped(), Some("model.layers.3."));
-    assert!(v3.read(folder.path()) == v3.read(&golden("deepseek_v3")));
-    let whole = golden("deepseek_v3");
-    assert_eq!(
-        ModelWeights::open(&whole, &v3.parameters)
-            .unwrap()
-            .skipped(),
-        None
-    );
+fn a_layer_that_predicts_a_second_token_is_left_out_where_experts_have_biases() {
+    for family in ["deepseek_v3", "glm4_moe", "glm4_moe_lite"] {
+        let (own, whole) = (shape(family), golden(family));
+        let folder = with_predictor(family);
+        let weights = ModelWeights::open(folder.path(), &own.parameters).unwrap();
+        let said = weights.left_out().unwrap().to_string();
+        assert!(said.contains("`model.layers.3.*`"), "{family} {said}");
+        assert!(own.read(folder.path()) == own.read(&whole), "{family}");
+        let weights = ModelWeights::open(&whole, &own.parameters).unwrap();
+        assert_eq!(weights.left_out(), None);
+    }
     let other = shape("qwen3_moe");
     let folder = with_predictor("qwen3_moe");
     let refused = ModelWeights::open(folder.path(), &other.parameters).unwrap_err();

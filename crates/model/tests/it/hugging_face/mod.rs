@@ -1,5 +1,6 @@
 //! Folders in Hugging Face layout: what is read is written again to the bit, and what does not fit is refused by name.
 
+mod aliases;
 mod experts;
 mod folders;
 mod hostile;
@@ -7,3 +8,4 @@ mod interrupted;
 mod quantised;
 mod refused;
 mod round_trip;
+mod wrapped;

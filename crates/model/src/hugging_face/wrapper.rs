@@ -1,0 +1,131 @@
+//! Folders of models for pictures and text, whose text part is a model of its own: where their files have its keys and its
+//! tensors.
+
+use super::families::Family;
+use super::keys::{HfConfigError, check_architecture};
+use files::{Tensors, unique_json};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// The `model_type` and the class of each. To add one whose tensors have other names, add these too.
+const WRAPPERS: [(&str, &str); 1] = [("mistral3", "Mistral3ForConditionalGeneration")];
+
+/// Beginnings of our tensors' names, and of those in older and newer files.
+const TEXT: [(&str, &str); 3] = [
+    ("model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "model.language_model."),
+];
+
+/// Beginnings of the names of the tensors for pictures, in older and newer files.
+const PICTURES: [&str; 4] = [
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
+
+/// Keys that stand beside the text part's own and are true of it.
+const SHARED: [&str; 4] = [
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "transformers_version",
+];
+
+/// The names that are read beside those of families.
+pub(super) fn model_types() -> impl Iterator<Item = &'static str> {
+    WRAPPERS.iter().map(|(name, _)| *name)
+}
+
+/// The keys of the text part as a `config.json` of its own family; those of other models as they are.
+///
+/// # Errors
+/// [`HfConfigError`] if the class is another, or the text part's keys are missing.
+pub(super) fn text_part(mut json: Value) -> Result<Value, HfConfigError> {
+    let mut wrappers = WRAPPERS.iter();
+    let Some((model_type, class)) = wrappers.find(|(name, _)| json["model_type"] == *name) else {
+        return Ok(json);
+    };
+    check_architecture(&json, model_type, class)?;
+    let Value::Object(mut text) = json["text_config"].take() else {
+        return Err(HfConfigError::Key("text_config", "an object"));
+    };
+    let family = text.get("model_type").and_then(Value::as_str);
+    if let Some(family) = family.and_then(Family::find) {
+        text.insert("architectures".into(), vec![family.class()].into());
+    }
+    // transformers assumes a tied head beside the text part, and unties one that the weights have all the same. So only
+    // the text part's own key tells such models apart.
+    const TIED: &str = "tie_word_embeddings";
+    if json[TIED] == false {
+        text.insert(TIED.into(), false.into());
+    }
+    for key in SHARED {
+        if !json[key].is_null() && !text.contains_key(key) {
+            text.insert(key.into(), json[key].take());
+        }
+    }
+    Ok(text.into())
+}
+
+/// The same for the text of a file; none if it is not one of a wrapper.
+pub(super) fn text_config(text: &str) -> Option<Map<String, Value>> {
+    let json: Value = unique_json(text).ok()?;
+    match text_part(json.clone()) {
+        Ok(Value::Object(part)) if Value::Object(part.clone()) != json => Some(part),
+        _ => None,
+    }
+}
+
+/// The names that a tensor of the model may have in files: its own, and those in files of wrappers.
+pub(super) fn names(name: &str) -> impl Iterator<Item = String> {
+    let wrapped = TEXT.into_iter().filter_map(move |(own, beginning)| {
+        let rest = name.strip_prefix(own)?;
+        Some(format!("{beginning}{rest}"))
+    });
+    std::iter::once(name.to_string()).chain(wrapped)
+}
+
+/// The name that a tensor has in some files, if they have it.
+pub(super) fn stored_name(tensors: &Tensors, name: &str) -> Option<String> {
+    names(name).find(|name| tensors.get(name).is_some())
+}
+
+/// Tensors of a folder that are not read, because they are no part of the model.
+#[derive(Debug, PartialEq)]
+pub struct LeftOut {
+    /// The beginnings of their names.
+    pub(super) beginnings: Vec<String>,
+    pub(super) reason: &'static str,
+}
+
+impl LeftOut {
+    /// The tensors for pictures, in files that have the model under the names of a wrapper.
+    pub(super) fn pictures<'a>(
+        tensors: &Tensors,
+        mut found: impl Iterator<Item = &'a str>,
+    ) -> Option<LeftOut> {
+        found.find(|name| TEXT.iter().any(|(_, wrapped)| name.starts_with(wrapped)))?;
+        let names = tensors.names();
+        let is_there = |beginning: &&str| names.iter().any(|name| name.starts_with(beginning));
+        let beginnings = PICTURES.iter().copied().filter(is_there);
+        let beginnings: Vec<String> = beginnings.map(Into::into).collect();
+        let reason =
+            "they are the model's part for pictures, which is neither trained nor exported";
+        (!beginnings.is_empty()).then_some(LeftOut { beginnings, reason })
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        let mut beginnings = self.beginnings.iter();
+        beginnings.any(|beginning| name.starts_with(&beginning[..]))
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let names = self.beginnings.iter().map(|name| format!("`{name}*`"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        write!(f, "tensors of {names} are left out: {}", self.reason)
+    }
+}
