@@ -143,6 +143,324 @@ EDGES = [
 ]
 
 
+# What templates of published models do besides: one for each of SmolLM3, GLM-4.5, Granite 4, OLMo 3, Ministral 3, Phi-4-mini, Seed-OSS, Mistral Small 3.1 and Kimi K2.
+CALLS = "{%- set said = [{'role': 'system', 'content': 'be brief /quiet \\n'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'tide?'}, {'type': 'image'}]}, " \
+    "{'role': 'assistant', 'content': '<t>\\n hm \\n</t>\\n\\n 5 <m> ', 'calls': [{'id': 'abcdefghij', 'function': {'name': 'a<b', 'arguments': {'at': 'ü \"x\"', 'n': 1, 'deep': {'k': [1.5, none]}}}}, " \
+    "{'function': {'name': 'n', 'arguments': ''}}]}, {'role': 'tool', 'content': {'low': 0.5}}, {'role': 'tool', 'content': '[1]'}, {'role': 'assistant', 'content': none}] %}"
+MODELS = [
+    """{# ── defaults ── #}
+{%- if thinks is not defined -%}{%- set thinks = true -%}{%- endif -%}
+{%- if said[0].role == "system" -%}
+  {%- set system = said[0].content -%}
+  {%- set mode = "/quiet" if "/quiet" in system else "/loud" -%}
+  {%- set own = system.replace("/quiet", "").replace("/loud", "").rstrip() -%}
+{%- endif -%}
+{%- if "/over" in nobody -%}{{- own -}}{%- else -%}
+{{- "Mode: " ~ mode ~ "\\n" -}}
+  {{- own + "\\n\\n" -}}
+{%- endif -%}
+{%- set ns = namespace(tools="<tools>\\n") -%}
+{%- for turn in said -%}{%- set ns.tools = ns.tools ~ (turn.calls | tojson if turn.calls else "-") ~ "\\n" -%}{%- endfor -%}
+{%- set xml = ns.tools + "</tools>" -%}
+{%- if xml -%}{{- xml -}}{%- endif -%}
+{%- if python_tools -%}{{- python_tools -}}{%- else -%}{{- "None" -}}{%- endif -%}
+{%- for turn in said -%}
+  {%- set content = turn.content if turn.content is string else "" -%}
+  {{ "<" + turn.role + ">\\n" + content.lstrip("\\n") }}
+{%- endfor -%}""",
+    """[g]<s>
+{%- macro shown(content) -%}
+    {%- if content is string -%}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping -%}
+        {%- for item in content -%}
+            {%- if item is mapping and item.type == 'text' -%}{{- item.text }}{%- elif item is string -%}{{- item }}{%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{- content }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(last=-1) %}
+{%- for m in said %}
+    {%- if m.role == 'user' %}
+        {% set ns.last = loop.index0 -%}
+    {%- endif %}
+{%- endfor %}
+{% for m in said %}
+{%- if m.role == 'user' -%}<|user|>
+{{ shown(m.content) }}
+{{- '/no' if (thinks is defined and not thinks and not shown(m.content).endswith("/no")) else '' -}}
+{{- '?' if shown(m.content).endswith("tide?") else '' -}}
+{%- elif m.role == 'assistant' -%}
+{%- set reason = '' %}{%- set content = shown(m.content) %}
+{%- if m.reason is string %}{%- set reason = m.reason %}
+{%- elif '</t>' in content %}
+    {%- set reason = content.split('</t>')[0].rstrip('\\n').split('<t>')[-1].lstrip('\\n') %}
+    {%- set content = content.split('</t>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if loop.index0 > ns.last and reason -%}
+{{ '\\n<t>' + reason.strip() +  '</t>'}}
+{%- else -%}
+{{ '\\n<t></t>' }}
+{%- endif -%}
+{%- if content.strip() -%}
+{{ '\\n' + content.strip() }}
+{%- endif -%}
+{% if m.calls %}
+{% for call in m.calls %}
+{%- if call.function %}
+    {%- set call = call.function %}
+{%- endif %}
+{{ '\\n<call>' + call.name }}
+{% set _args = call.arguments or {} %}
+{% for k, v in _args.items() %}
+<k>{{ k }}</k>
+<v>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</v>
+{% endfor %}
+</call>{% endfor %}
+{% endif %}
+{%- elif m.role == 'tool' -%}
+{%- if m.content is string -%}
+{%- if loop.first or (said[loop.index0 - 1].role != "tool") %}
+    {{- '<|seen|>' }}
+{%- endif %}
+{{- '\\n' ~ m.content }}
+{%- else -%}
+<|seen|>{% for tr in m.content %}
+
+<r>
+{{ tr.output if tr.output is defined else tr }}
+</r>{% endfor -%}
+{% endif -%}
+{%- elif m.role == 'system' -%}
+<|system|>
+{{ shown(m.content) }}
+{%- endif -%}
+{%- endfor -%}""",
+    """{%- set ns = namespace(tools='T:',
+                       system=''
+                       ) %}
+{%- if others is defined and others %}{%- set tools = others %}{%- endif %}
+{%- if said[0].content is string %}{%- set ns.system = said[0].content %}{%- endif %}
+{%- set ns.tools = ns.tools + '\\n' + (said[2].calls[0] | tojson) %}
+{{- '<system>' + ns.system + '\\n\\n' + ns.tools + '\\n' }}
+{%- for turn in said %}
+    {%- set content = namespace(val='') %}
+    {%- if turn.content is string %}
+        {%- set content.val = turn.content %}
+    {%- elif turn.content is iterable %}
+        {%- for entry in turn.content %}
+            {%- if entry.type== 'text' %}
+                {%- if content.val != '' %}{%- set content.val = content.val + '\\n' %}{%- endif %}
+                {%- set content.val = content.val + entry.text %}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {%- if (turn.role == 'user') or (turn.role == 'system' and not loop.first) %}
+        {{- '<u>' + content.val + '\\n' }}
+    {%- elif turn.role == 'assistant' %}
+        {{- content.val }}
+        {%- for call in turn.calls %}
+            {%- if (loop.first and content.val) or (not loop.first) %}{{- '\\n' }}{%- endif %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {{- '{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}' }}
+        {%- endfor %}
+    {%- elif turn.role == 'tool' %}
+        {%- if loop.first or (said[loop.index0 - 1].role != 'tool') %}{{- '<u>' }}{%- endif %}
+        {{- content.val }}
+        {%- if loop.last or (said[loop.index0 + 1].role != 'tool') %}{{- '<end>' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{{- ' ' + turns | tojson() }}""",
+    """{%- set has_system = said|selectattr('role', 'equalto', 'system')|list|length > 0 -%}{%- if not has_system -%}{{- 'none' -}}{%- elif nobody is none or (nobody | length) == 0 -%}{{- 'no functions
+' -}}{%- endif -%}{%- for turn in said -%}{%- if turn.get('functions', none) is not none -%}{{- turn['functions'] -}}{%- elif turn.get('calls', none) is not none %}{%- for call in turn['calls'] + ['plain'] %}{%- if call is mapping and call.get('function', none) is not none and call.function.arguments is mapping %}{%- set args = call['function']['arguments'] -%}{%- set ns = namespace(list=[]) -%}{%- for key, value in args.items() -%}{%- set ns.list = ns.list + [key ~ '=' ~ (value | tojson)] -%}{%- endfor -%}{%- set arguments = ns.list | join(', ') -%}{{- call['function']['name'] + '(' + arguments + ')' -}}{%- if not loop.last -%}{{ '\\n' }}{%- endif -%}{% else %}{{- call -}}{%- endif %}{%- endfor %}{%- endif -%}{%- if not loop.last -%}{{- '<|end|>' + '\\n' -}}{%- else -%}{{- nobody -}}{%- endif -%}{%- if loop.last and has_system -%}{{- '<|assistant|>\\n' -}}{%- endif -%}{%- endfor -%}""",
+    """{%- set ns = namespace(index=0) %}
+{%- for turn in said[1:] %}
+    {%- if turn.role == 'user' or (turn.role == 'assistant' and (turn.calls is not defined or turn.calls is none or turn.calls | length == 0)) %}
+        {%- if (turn['role'] == 'user') != (ns.index % 2 == 0) %}
+            {{- raise_exception('roles must alternate') }}
+        {%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+{%- endfor %}
+{{- '[TOOLS]' + (said[2].calls| tojson) + '[/TOOLS]' }}
+{%- for turn in said %}
+
+    {#- Any role. #}
+    {%- if turn['content'] is string and turn['content'] != '' %}
+        {{- turn['content'] -}}
+    {%- elif turn['role'] == 'tool' %}
+        {{- '[R]' + turn['content']|string + '[/R]' }}
+    {%- elif turn['role'] == 'user' and turn['content'] | length == 2 %}
+        {%- set blocks = turn['content'] | sort(attribute='type') %}
+        {%- if turn['content'][0]['type'] == 'text' and turn['content'][1]['type'] in ['image', 'image_url'] %}
+            {%- set blocks = [turn['content'][1], turn['content'][0]] + blocks %}
+        {%- endif %}
+        {%- for block in blocks %}
+            {%- if block['type'] in ['image', 'image_url'] %}{{- '[IMG]' }}{%- else %}{{- block['text'] }}{%- endif %}
+        {%- endfor %}
+    {%- endif %}        
+    {%- for tool in turn.calls %}
+        {%- set name = tool['function']['name'] %}
+        {%- set arguments = tool['function']['arguments'] %}
+        {%- if arguments is not string %}
+            {%- set arguments = arguments|tojson|safe %}
+        {%- elif arguments == '' %}
+            {%- set arguments = '{}' %}
+        {%- endif %}
+        {{- '[CALL]' + name + '[ARGS]' + arguments }}
+    {%- endfor %}
+{%- endfor %}
+{{- raise_exception('got ' + said[0]['role'] + '.') if said | length == 9 else '' }}""",
+    """{%- if said[1]["role"] == "system" %}
+    {%- set system = said[1]["content"] %}
+{% elif turns is defined -%}
+    {%- set system = "" -%}
+{%- endif %}
+
+{%- if system is defined -%}
+    {{- '<|s|>' + system -}}
+    {%- if said is defined -%}
+        {% for call in said[2]['calls'] %}
+            {{- '<|tool|>' + (call['function'] | tojson) + '<|/tool|>' -}}
+        {% endfor %}
+        {%- if '<|call|>' not in system -%}
+            {{- 'respond in this format: <|call|>{"name": "f", "arguments": {"a": 1}}<|/call|>\\n' -}}
+        {%- endif -%}
+    {%- endif -%}
+{%- endif -%}
+{%- for turn in said -%}
+    {%- if turn['role'] == 'tool' -%}
+        {{- (turn['content'] | tojson) + '<|end|>' -}}
+    {%- elif turn['role'] != 'system' -%}
+        {{- '<|' + turn['role'] + '|>' -}}
+        {%- if turn.content is string -%}
+            {{- turn['content'] -}}
+        {%- endif -%}  
+        {%- for call in turn.nothing -%}{{- call -}}{%- endfor -%}
+    {%- endif -%}
+{%- endfor -%}""",
+    """{# ‑‑‑ 特 ‑‑‑ #}
+{%- set begin     = '<b>'      -%}
+{%- if not budget is defined %}
+{%- set budget = -1 -%}
+{%- endif -%}
+{%- set steps = {
+     0:      0,
+     512:    128,
+     16384:  1024
+} -%}
+{%- set ns = namespace(interval = None) -%}
+{%- for k, v in steps | dictsort -%}
+    {%- if ns.interval is none and big <= k -%}
+        {%- set ns.interval = v -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if ns.interval is none -%}
+    {%- set ns.interval = steps[16384] -%}
+{%- endif -%}
+{%- macro kind(t) -%}
+    {%- if t == "string" -%}str
+    {%- elif t in ("number", "integer") -%}int
+    {%- else -%}Any{%- endif -%}
+{%- endmacro -%}
+{{ begin + "系统\\n" }}{{ns.interval}}{{ "." }}
+{%- for item in said if item.role == "assistant" %}
+
+def {{ item.role }}(
+{%- for name, spec in {'a': {'type': 'integer'}, 'b': deep, 'c': {}}.items() %}
+        {{- name }}: {{ kind(spec.type) }}{% if not loop.last %},{% endif %}
+{%- endfor %}):
+    '''
+    {{ item.about | trim }}
+
+    {# -- #}
+    {%- if item.calls %}
+    Args:
+    {%- for call in item.calls %}
+
+    - {{ call.function.name }}
+      {%- if 'id' in call %} [必]{% else %} [选]{% endif %}:
+      {{- " " ~ (call.nothing or "") }}
+    {%- endfor %}
+    {%- endif %}
+{%- endfor %}
+{%- if not budget == -1 %}{{ "budget" }}{%- endif %}
+{%- if said is iterable and said | length > 0 or nobody is defined %}
+{{ begin }}
+{%- endif %}
+{%- for arg_name, arg_value in said[2].calls[0].function.arguments | items %}
+{%- set arg_value = arg_value if arg_value is string else arg_value | string %}
+{{ arg_name + "=" + arg_value+"\\n" }}
+{%- endfor %}
+{%- if said[2].content is string and said[2].content | trim | length > 0 %}
+{{ "\\n" + said[2].content | trim + begin }}
+{%- endif %}""",
+    """{%- set default = "You are brief.\\
+The date is " + "today" + ".\\
+\\
+(e.g. \\"here?\\" => \\"where?\\")" %}
+
+{{- default }}
+{%- set users = said | selectattr("role", "equalto", "user") | list %}
+{%- set filtered = [] %}
+{%- for turn in said %}
+    {%- if turn["role"] not in ["tool", "results"] and not turn.get("calls") %}
+        {%- set filtered = filtered + [turn] %}
+    {%- endif %}
+{%- endfor %}
+{{- filtered | length }}
+{%- for turn in said %}
+    {%- if turn["role"] == "user" and (turn == users[-1]) %}
+        {%- for key, val in said[2].calls[0].function.items() if key != "return" %}
+            {%- if val is string %}
+                {{- '"' + key + '": "' + val + '"' }}
+            {%- else %}
+                {{- '"' + key + '": ' + val|tojson }}
+            {%- endif %}
+            {%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" }}{%- endif %}
+        {%- endfor %}
+    {%- elif turn.calls is defined %}
+        {%- set out = turn.calls[0].function|tojson %}
+        {{- out[:-1] }}
+        {%- if not turn.calls[0].id is defined or turn.calls[0].id|length < 9 %}
+            {{- raise_exception("ids are longer" + turn.calls[0].id) }}
+        {%- endif %}
+        {{- ', "id": "' + turn.calls[0].id[-9:] + '"}' }}
+    {%- elif turn.content is defined and turn.content.content is defined %}
+        {{- turn.content.content }}
+    {%- else %}
+        {{- '{"content": ' + turn.content|string + ", " }}
+    {%- endif %}
+{%- endfor %}""",
+    """{% if said -%}
+    {{ '<|tools|>' -}}
+    {{- said | tojson -}}
+    {{ '<|end|>' -}}
+{%- endif -%}
+
+{%- for turn in said -%}
+  {%- if loop.first and said[0]['role'] != 'user' -%}
+    {{ '<|s|>' }}
+  {%- endif -%}
+  {%- if turn['content'] is string -%}
+    {{- turn['content'] + '<|end|>' -}}
+  {%- elif turn['content'] is not none -%}
+    {%- for content in turn['content'] -%}
+      {%- if content['type'] == 'image' or 'image' in content or 'image_url' in content -%}
+        {{ '<|image|>' }}
+      {%- else -%}
+        {{ content['text'] }}
+      {%- endif -%}
+    {%- endfor -%}
+    {{ '<|end|>' }}
+  {%- endif -%}
+{%- endfor -%}""",
+]
+
+
 CHANGING = ("0x", "generator object", "built-in", "dict_keys", "dict_values", "<class", "lorem")
 
 
@@ -231,6 +549,8 @@ def main():
             cases[template] = text
     for edge in EDGES:
         cases["{{ " + edge + " }}"] = text_of(made, "{{ " + edge + " }}")
+    for model in MODELS:
+        cases[CALLS + model] = text_of(made, CALLS + model)
     rows = ",\n".join(json.dumps([template, text], ensure_ascii=False) for template, text in cases.items())
     print('{"values": ' + json.dumps(VALUES, ensure_ascii=False) + ',\n"cases": [\n' + rows + "\n]}")
 
