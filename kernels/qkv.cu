@@ -2,9 +2,9 @@
 // turned on the way, as `rotary.cu` turns them.
 #include "rotary.cuh"
 
-// A block works on one token: a pack a thread, or a pack of pairs where columns are turned: the first 2 `half` of each head, by
-// the table of its part. Without tables none are. A part that is null is left out. With `FINDS` a block writes the largest
-// magnitude of what it stores into its element of `parts`.
+// A block works on one token: a pack a thread, or a pack of pairs in the first 2 `half` columns of a head, which are turned by
+// the table of queries or of keys. Without tables no columns are. A part that is null is left out. With `FINDS` a block writes
+// the largest magnitude of what it stores into its element of `parts`.
 template <bool JOINS, bool FINDS, typename T>
 __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int v_width, const float *q_table,
                          const float *k_table, size_t table_rows, const int *positions, size_t seq, int head_dim, int half,
@@ -13,22 +13,21 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int
     T *const row = qkv + token * (size_t(q_width) + size_t(k_width) + size_t(v_width));
     const bool turns = k_table != nullptr;
     const float sign = JOINS ? -1.0f : 1.0f;
-    const auto angles_by = [&](const float *table) {
-        return turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
-    };
-    const Angles of_queries = angles_by(q_table), of_keys = angles_by(k_table);
+    // Where a table's cosines of the token's position begin.
+    const size_t row_of_table = turns ? position_of(token, positions, seq) * half : 0;
     const int turning = packs_of(half), of_head = turning + packs_of(head_dim - 2 * half);
     const auto packs = [&](int width) { return turns ? width / head_dim * of_head : packs_of(width); };
     const int keys = packs(q_width), values = keys + packs(k_width), end = values + packs_of(v_width);
     int largest = 0;
     for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
         T *part = q;
+        const float *table = q_table;
         int first = 0, column = 0, width = q_width;
         const bool is_value = pack >= values;
         if (is_value) {
             part = v, first = values, column = q_width + k_width, width = v_width;
         } else if (pack >= keys) {
-            part = k, first = keys, column = q_width, width = k_width;
+            part = k, first = keys, column = q_width, width = k_width, table = k_table;
         }
         if (part == nullptr) {
             continue;
@@ -37,19 +36,24 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int
         T *to = JOINS ? row + column : part;
         const T *from = JOINS ? part : row + column;
         int own = pack - first;
-        if (turns && !is_value) {
+        bool is_turned = turns && !is_value;
+        if (is_turned) {
             const int head = own / of_head * head_dim;
             to += head, from += head, own %= of_head;
-            if (own < turning) {
-                turn_pairs<FINDS>(largest, to, from, own, pack < keys ? of_queries : of_keys);
-                continue;
+            is_turned = own < turning;
+            if (!is_turned) {
+                to += 2 * half, from += 2 * half, own -= turning, width = head_dim - 2 * half;
             }
-            to += 2 * half, from += 2 * half, own -= turning, width = head_dim - 2 * half;
         }
-        if constexpr (FINDS) {
-            largest = Greatest()(largest, largest_of(load(from, size_t(own) * PACK, width)));
+        if (is_turned) {
+            const float *cosines = table + row_of_table;
+            turn_pairs<FINDS>(largest, to, from, own, {cosines, cosines + table_rows * half, half, sign});
+        } else {
+            if constexpr (FINDS) {
+                largest = Greatest()(largest, largest_of(load(from, size_t(own) * PACK, width)));
+            }
+            move_pack(to, from, own, width);
         }
-        move_pack(to, from, own, width);
     }
     store_largest<FINDS>(parts, largest);
 }

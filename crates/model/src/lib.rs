@@ -5,7 +5,7 @@
 //! pulls what it needs from the [`SavedActivations`] table; what was dropped is replayed by running its stage again. Forward and
 //! replay are the same code on the same inputs, so every policy gives the same bits.
 //!
-//! [`families`](Architecture::of) makes the blocks of Llama and its like; an [`Architecture`] can be put together from
+//! [`Architecture::of`] makes the blocks of the known families; an [`Architecture`] can be put together from
 //! any other stages as well.
 //!
 //! This crate leases memory and calls [`kernels::Kernels`]; it never computes on data itself, and never decides
@@ -14,6 +14,7 @@
 mod activation;
 mod adapter;
 mod architecture;
+mod architectures;
 mod balance;
 mod batch;
 mod block;
@@ -23,7 +24,6 @@ mod deferred_gradients;
 mod error;
 mod expert_adapter;
 mod experts_config;
-mod families;
 mod flowing;
 mod forward_backward;
 mod fp8;

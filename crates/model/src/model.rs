@@ -153,6 +153,17 @@ impl Model {
             .view()
     }
 
+    /// The position that stands for the first token of a text of `length` tokens, which is generated: 0, or where the rows for short
+    /// sequences begin in the rotary embedding's tables.
+    pub fn first_position(&self, length: usize) -> usize {
+        let seq = self.computation.seq;
+        let mut rotary = self.architecture.rotary.iter();
+        match rotary.any(|rotary| length <= rotary.short_rows(seq)) {
+            true => seq,
+            false => 0,
+        }
+    }
+
     /// The tables of a rotary embedding for queries and for keys.
     pub(crate) fn rotary_tables(&self, rotary: &Rotary) -> [In<'_>; 2] {
         let mut known = self.architecture.rotary.iter();

@@ -180,7 +180,10 @@ impl Forward<'_> {
     ) -> Result<Generated> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         let mut sequence = Sequence::new(number, prompt, wanted);
-        sequence.cached = text.shared(prompt);
+        let first = |length| self.model.first_position(length);
+        if first(text.tokens.len()) == first(prompt.len()) {
+            sequence.cached = text.shared(prompt);
+        }
         // A call that fails may leave anything behind the tokens that both have.
         text.tokens.truncate(sequence.cached);
         let sequences = std::slice::from_mut(&mut sequence);
@@ -209,6 +212,7 @@ impl Forward<'_> {
             }
         }
         while !sequences.iter().all(Sequence::is_done) {
+            self.read_again(cache, sequences)?;
             let logits = self.next(cache, sequences)?;
             let rows = logits.chunks_exact(logits.len() / sequences.len());
             for (number, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
@@ -231,7 +235,8 @@ impl Forward<'_> {
         let prompt = &sequence.tokens;
         let (mut read, mut logits) = (sequence.cached, Vec::new());
         for chunk in prompt[read..].chunks(PROMPT_CHUNK) {
-            let batch = self.upload_tokens(1, chunk, &positions(read..read + chunk.len()))?;
+            let first = model.first_position(prompt.len()) + read;
+            let batch = self.upload_tokens(1, chunk, &positions(first, chunk.len()))?;
             read += chunk.len();
             let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;
             let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
@@ -242,6 +247,22 @@ impl Forward<'_> {
         Ok(logits)
     }
 
+    /// Reads sequences again whose last token made them too long for the positions that the cache has them at.
+    fn read_again(&mut self, cache: &mut KvCache, sequences: &mut [Sequence]) -> Result {
+        let first = |length| self.model.first_position(length);
+        let moved = |one: &Sequence| {
+            !one.is_done() && first(one.tokens.len()) != first(one.tokens.len() - 1)
+        };
+        let moved: Vec<usize> = (0..sequences.len())
+            .filter(|number| moved(&sequences[*number]))
+            .collect();
+        for number in moved {
+            sequences[number].cached = 0;
+            self.read(cache, number, &sequences[number])?;
+        }
+        Ok(())
+    }
+
     /// The logits `[b, v]` for the token after the last one of every sequence.
     fn next(&mut self, cache: &mut KvCache, sequences: &[Sequence]) -> Result<Vec<f32>> {
         let (memory, kernels, model) = (self.memory, self.kernels, self.model);
@@ -250,7 +271,8 @@ impl Forward<'_> {
             .iter()
             .map(|one| one.tokens[one.tokens.len() - 1])
             .collect();
-        let places: Vec<i32> = lengths.iter().map(|length| *length as i32 - 1).collect();
+        let place = |length: &usize| (model.first_position(*length) + length - 1) as i32;
+        let places: Vec<i32> = lengths.iter().map(place).collect();
         let batch = self.upload_tokens(sequences.len(), &last, &places)?;
         let cached = cache.sequences(memory, kernels, 0..sequences.len(), &lengths)?;
         let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
@@ -268,7 +290,8 @@ impl Forward<'_> {
         for (number, sequence) in sequences.iter_mut().enumerate() {
             while !sequence.is_done() {
                 let tokens = &sequence.tokens;
-                let batch = self.upload_tokens(1, tokens, &positions(0..tokens.len()))?;
+                let places = positions(model.first_position(tokens.len()), tokens.len());
+                let batch = self.upload_tokens(1, tokens, &places)?;
                 let next = model.next_logits(self.work(std::slice::from_ref(&batch), None))?;
                 let logits = self.download(&next)?;
                 if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
@@ -300,6 +323,8 @@ impl Forward<'_> {
     }
 }
 
-fn positions(range: std::ops::Range<usize>) -> Vec<i32> {
-    range.map(|position| position as i32).collect()
+fn positions(first: usize, count: usize) -> Vec<i32> {
+    (first..first + count)
+        .map(|position| position as i32)
+        .collect()
 }

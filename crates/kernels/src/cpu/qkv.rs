@@ -5,37 +5,29 @@ use super::fp8::find_largest;
 use super::rotary::{angles, rotate};
 use super::simd::{CHUNK, Real};
 use crate::operation::{JoinQkv, SplitQkv, Turn};
-use memory::In;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The columns of queries, keys and values, each with what turns it and by which table.
-fn parts<'a>(
+/// The columns of queries, keys and values, each with the rotary embedding that turns it.
+fn parts(
     width: usize,
     [k_width, v_width]: [usize; 2],
-    turn: Option<Turn<'a>>,
-) -> [(Range<usize>, Option<(Turn<'a>, In<'a>)>); 3] {
+    turn: Option<Turn>,
+) -> [(Range<usize>, Option<Turn>); 3] {
     let values = width - v_width;
     let keys = values - k_width;
-    let [of_queries, of_keys] = [0, 1].map(|part| turn.map(|turn| (turn, turn.tables()[part])));
     [
-        (0..keys, of_queries),
-        (keys..values, of_keys),
+        (0..keys, turn.map(Turn::of_queries)),
+        (keys..values, turn),
         (values..width, None),
     ]
 }
 
 /// Copies a token's part of a row, and turns it.
-fn copy_turned<T: Real>(
-    out: &mut [T],
-    x: &[T],
-    turn: Option<(Turn, In)>,
-    token: usize,
-    inverse: bool,
-) {
+fn copy_turned<T: Real>(out: &mut [T], x: &[T], turn: Option<Turn>, token: usize, inverse: bool) {
     out.copy_from_slice(x);
-    if let Some((turn, table)) = turn {
-        let angles = angles(table, turn.positions, token);
+    if let Some(turn) = turn {
+        let angles = angles(turn.table, turn.positions, token);
         rotate(out, turn.head_dim, angles, inverse);
     }
 }

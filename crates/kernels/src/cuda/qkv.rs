@@ -36,7 +36,7 @@ fn launched(
     let mut elements = q_width + k_width + v_width;
     let [q_table, k_table, table_rows, positions, seq, head_dim, half] = match &turn {
         Some(turn) => {
-            let [q_table, k_table] = turn.tables();
+            let (q_table, k_table) = (turn.of_queries().table, turn.table);
             let [positions, seq] = position_arguments(turn.positions);
             let [table_rows, half] = [k_table.dims()[1], k_table.dims()[2]];
             elements -= (q_width + k_width) / turn.head_dim * half;

@@ -72,7 +72,8 @@ operation! {
         residual: Option<In<'a>> [t, h],
     }
 
-    /// `out = scale dropout(x)`, both `[t, h]`: of a gradient, drops the elements that [`BiasDropoutAdd`] dropped.
+    /// `out = scale dropout(x)`, both `[t, h]`, rounded once. It drops the elements that [`BiasDropoutAdd`] drops, so it also
+    /// makes the gradient of what that adds to a residual.
     DropoutScale "dropout_scale": out [t, h] {
         out: Out<'a> [t, h],
         x: In<'a> [t, h],

@@ -10,11 +10,11 @@ use memory::{In, Out};
 /// The rotation of queries and keys when they are split or joined, as by [`super::Rotary`].
 #[derive(Clone, Copy)]
 pub struct Turn<'a> {
-    /// Columns of a head, of which the first 2 half are turned.
+    /// Columns of a head. The first 2 half are turned, the others copied.
     pub head_dim: usize,
     /// `[2, p, half]` f32: cosines, sines.
     pub table: In<'a>,
-    /// The table of queries, of the same shape; none: `table`.
+    /// The table of queries, of the same shape, where they are turned by another than keys.
     pub q_table: Option<In<'a>>,
     /// The positions of the tokens.
     pub positions: Positions<'a>,
@@ -52,9 +52,10 @@ impl<'a> Turn<'a> {
         check.turned_heads(&widths, self.head_dim, self.table)
     }
 
-    /// The tables of queries and of keys.
-    pub(crate) fn tables(&self) -> [In<'a>; 2] {
-        [self.q_table.unwrap_or(self.table), self.table]
+    /// That of queries, with their table.
+    pub(crate) fn of_queries(self) -> Turn<'a> {
+        let table = self.q_table.unwrap_or(self.table);
+        Turn { table, ..self }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::Positions;
 use super::check::{Check, Checked};
-use super::contract::Contract;
+use super::contract::{Contract, Cost};
 use super::declaration::operation;
+use super::operand::Operand;
 use memory::{In, Out};
 
 operation! {
@@ -25,6 +26,17 @@ impl Contract for Rotary<'_> {
         self.positions.check(check, x[0], self.table.dims()[1])?;
         check.turned_heads(&x[1..], self.head_dim, self.table)
     }
+
+    /// Columns that are not turned stay.
+    fn cost(&self) -> Cost {
+        let operands = self.declared_operands();
+        let bytes: u64 = operands.iter().map(Operand::bytes).sum();
+        let unturned = self.head_dim - 2 * self.table.dims()[2];
+        Cost {
+            flops: 0,
+            bytes: bytes - operands[0].bytes() / self.head_dim as u64 * unturned as u64,
+        }
+    }
 }
 
 impl Check {
@@ -38,5 +50,50 @@ impl Check {
         self.that((1..=head_dim).contains(&turned), || {
             format!("a head has {head_dim} columns, and {turned} are to be turned")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Operation, Positions, Rotary, SplitQkv, Turn};
+    use memory::{Buffer, Category, DType, Memory};
+
+    fn lease(memory: &Memory, dims: &[usize]) -> Buffer {
+        let dims = memory::Dims::try_from(dims).unwrap();
+        let lease = memory.lease(Category::Temporary, "x", dims, DType::F32);
+        lease.unwrap()
+    }
+
+    #[test]
+    fn columns_count_where_they_are_turned_and_tables_once() {
+        let memory = Memory::shapes();
+        let (mut x, table) = (lease(&memory, &[5, 24]), lease(&memory, &[2, 7, 3]));
+        let (table, positions) = (table.view(), Positions::Sequences(5));
+        let bytes = |operation: Operation| operation.cost().bytes;
+        let rotary = Rotary {
+            x: x.view_mut(),
+            head_dim: 8,
+            table,
+            positions,
+            inverse: false,
+        };
+        assert_eq!(bytes(rotary.into()), 4 * (2 * 5 * 3 * 6 + 2 * 5 * 3));
+        let split = |q_table| {
+            bytes(Operation::from(SplitQkv {
+                q: None,
+                k: None,
+                v: None,
+                qkv: x.view(),
+                kv_widths: [8, 8],
+                turn: Some(Turn {
+                    head_dim: 8,
+                    table,
+                    q_table,
+                    positions,
+                }),
+            }))
+        };
+        assert_eq!(split(None), 4 * (5 * 24 + 2 * 5 * 3));
+        assert_eq!(split(Some(table)), 4 * (5 * 24 + 2 * 2 * 5 * 3));
     }
 }

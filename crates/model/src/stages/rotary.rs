@@ -34,7 +34,8 @@ impl Temperature {
     }
 }
 
-/// The tables of a rotary embedding, `[2, s, columns / 2]` f32: cosines, then sines.
+/// The tables of a rotary embedding, `[2, rows, columns / 2]` f32: cosines, then sines. There is a row for each position. If long
+/// sequences are stretched by other factors than short ones, rows for short ones follow ([`Rotary::short_rows`]).
 pub(crate) struct RotaryTables {
     /// That of keys, and of queries unless they have their own.
     pub(crate) keys: Buffer,
@@ -51,7 +52,7 @@ impl Rotary {
         seq: usize,
     ) -> Result<RotaryTables> {
         let of = |name, temperature: Option<Temperature>| -> Result<Buffer> {
-            let shape = [2, seq, self.columns / 2];
+            let shape = [2, seq + self.short_rows(seq), self.columns / 2];
             let mut table =
                 memory.lease_persistent(Category::Parameter, name, shape, DType::F32)?;
             if !table.is_shape() {
@@ -70,25 +71,37 @@ impl Rotary {
         })
     }
 
-    /// Cosines `[s, columns / 2]`, then sines. An angle is position x frequency, both rounded to f32 first, as in
+    /// How many positions have a second row, in a model of sequences of at most `seq` tokens: that of sequences which are short
+    /// enough for the short factors of LongRoPE.
+    pub(crate) fn short_rows(&self, seq: usize) -> usize {
+        match &self.scaling {
+            Some(RopeScaling::LongRope {
+                original_max_position: original,
+                ..
+            }) if seq > *original => *original,
+            _ => 0,
+        }
+    }
+
+    /// Cosines `[rows, columns / 2]`, then sines. An angle is position x frequency, both rounded to f32 first, as in
     /// Hugging Face and PyTorch. The backward pass multiplies by the same values, so gradients are scaled by the
     /// amplitude, and by the temperature of queries, too.
     fn table(&self, seq: usize, temperature: Option<Temperature>) -> Vec<f32> {
-        let frequencies = self.frequencies(seq).into_iter();
-        let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();
-        let angles = (0..seq).flat_map(|position| {
-            let frequencies = frequencies.iter();
-            frequencies.map(move |frequency| f64::from(position as f32 * frequency))
-        });
-        let angles: Vec<f64> = angles.collect();
         let amplitude = self.scaling.as_ref().map_or(1.0, RopeScaling::amplitude);
-        let factor = |at: usize| {
-            let position = at / (self.columns / 2);
-            amplitude * temperature.map_or(1.0, |temperature| temperature.at(position))
-        };
-        let angles = || angles.iter().enumerate();
-        let cosines = angles().map(|(at, angle)| factor(at) * angle.cos());
-        let sines = angles().map(|(at, angle)| factor(at) * angle.sin());
+        let mut angles = Vec::new();
+        for seq in [seq, self.short_rows(seq)] {
+            let frequencies: Vec<f32> = self.frequencies(seq).iter().map(|it| *it as f32).collect();
+            angles.extend((0..seq).flat_map(|position| {
+                let factor = temperature.map_or(1.0, |temperature| temperature.at(position));
+                let angle = move |frequency: &f32| f64::from(position as f32 * frequency);
+                let angles: Vec<f64> = frequencies.iter().map(angle).collect();
+                angles
+                    .into_iter()
+                    .map(move |angle| (angle, amplitude * factor))
+            }));
+        }
+        let cosines = angles.iter().map(|(angle, factor)| factor * angle.cos());
+        let sines = angles.iter().map(|(angle, factor)| factor * angle.sin());
         cosines.chain(sines).map(|value| value as f32).collect()
     }
 

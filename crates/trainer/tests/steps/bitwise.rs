@@ -219,7 +219,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..4) {
+    fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..7) {
         let (name, model) = variants(LAYERS)[variant].clone();
         for (dtype, attention) in dtypes_and_attentions() {
             let none = Settings { attention, ..settings(model.clone(), dtype, "none") };

@@ -41,7 +41,7 @@ fn states(folder: &Path) -> Vec<u8> {
 
 #[test]
 fn saved_states_are_those_of_a_run_without_offload() {
-    let [_, _, (_, tied), _] = variants(3);
+    let [_, _, (_, tied), ..] = variants(3);
     let resident = with_form(tied, forms()[10], "none", DType::F32);
     let offloaded = Settings {
         homes: Homes {

@@ -244,7 +244,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_actions_give_the_same(policy in any_policy(), variant in 0usize..4) {
+    fn any_actions_give_the_same(policy in any_policy(), variant in 0usize..7) {
         let (name, model) = variants(LAYERS)[variant].clone();
         for (dtype, attention) in dtypes_and_attentions() {
             let keeps = small(model.clone(), dtype, attention, "none");

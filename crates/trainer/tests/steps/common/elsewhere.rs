@@ -29,9 +29,9 @@ pub fn forms() -> Vec<Form> {
     f32.into_iter().chain(bf16.into_iter().flatten()).collect()
 }
 
-/// Llama, with its head tied and not, biases, Qwen3's norms, and GPT-2.
+/// Llama, with its head tied and not, biases, Qwen3's norms, GPT-2, and what newer families have.
 pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
-    let [bias, norm, tied, gpt2] = variants(layers);
+    let [bias, norm, tied, gpt2, behind, multipliers, share] = variants(layers);
     let other_head = |model: &ModelConfig| ModelConfig {
         tie_embeddings: !model.tie_embeddings,
         ..model.clone()
@@ -46,6 +46,9 @@ pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
         ("q/k norm, tied", tied_norm),
         gpt2,
         ("GPT-2 with a head", gpt2_head),
+        behind,
+        multipliers,
+        share,
     ]
 }
 

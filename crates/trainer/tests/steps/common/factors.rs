@@ -39,7 +39,7 @@ const fn moved(name: &'static str, settings: &'static str) -> Choice {
 const FACTORS: &[Factor] = &[
     Factor("model", Of::Any, &[
         both("Llama", ""), both("tied", ""), both("biases", ""), both("norms", ""), both("norms-tied", ""), both("GPT-2", ""),
-        both("GPT-2-untied", ""), both("Qwen2-MoE", ""), both("DeepSeek-V3", ""),
+        both("GPT-2-untied", ""), both("norms-behind", ""), both("multipliers", ""), both("share", ""), both("Qwen2-MoE", ""), both("DeepSeek-V3", ""),
     ]),
     Factor("form", Of::Any, &[
         both("f32", "train.dtype=f32"),

@@ -17,7 +17,7 @@ use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
     Activation, ActivationFunction, Architecture, Attention, Labels, ModelConfig, NormKind,
-    OffloadLabels, Policy, PositionKind,
+    NormPlacement, OffloadLabels, Policy, PositionKind, QkNormExtent, RopeScaling,
 };
 use optim::{Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
@@ -84,7 +84,7 @@ pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activatio
 }
 
 /// The odd model with the features that families of models differ in.
-pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
     let plain = odd_model(layers);
     let bias = ModelConfig {
         qkv_bias: true,
@@ -101,8 +101,44 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
         full_attention_layers: (0..layers / 2).collect(),
         ..plain.clone()
     };
+    // As SmolLM3, whose first layer does not turn here.
     let tied = ModelConfig {
         tie_embeddings: true,
+        no_rope_layers: vec![0],
+        ..plain.clone()
+    };
+    // As OLMo 3: all but the last layer have a window, and a rotary embedding of their own.
+    let behind = ModelConfig {
+        norm_placement: NormPlacement::After,
+        qk_norm: true,
+        qk_norm_over: QkNormExtent::All,
+        heads: 4,
+        kv_heads: 2,
+        sliding_window: Some(9),
+        full_attention_layers: vec![layers - 1],
+        window_rope_theta: Some(90.0),
+        rope_scaling: Some(RopeScaling::Linear { factor: 3.0 }),
+        ..plain.clone()
+    };
+    // As Granite.
+    let multipliers = ModelConfig {
+        embedding_multiplier: 3.0,
+        residual_multiplier: 0.4,
+        attention_multiplier: Some(0.3),
+        logits_scaling: 2.0,
+        ..plain.clone()
+    };
+    // As Phi-4-mini: 12 of the 20 columns of a head are turned.
+    let share = ModelConfig {
+        fused_projections: true,
+        rotary_share: 0.6,
+        rope_scaling: Some(RopeScaling::LongRope {
+            factor: 4.0,
+            original_max_position: 16,
+            short_factor: vec![1.5; 6],
+            long_factor: vec![3.0; 6],
+            attention_factor: None,
+        }),
         ..plain.clone()
     };
     let gpt2 = ModelConfig {
@@ -121,8 +157,11 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
     [
         ("q/k/v bias", bias),
         ("q/k norm", norm),
-        ("tied embeddings", tied),
+        ("tied, without positions", tied),
         ("GPT-2", gpt2),
+        ("norms behind", behind),
+        ("multipliers", multipliers),
+        ("a share of heads turned", share),
     ]
 }
 

@@ -1,7 +1,8 @@
-//! The families of models: the stages of their blocks, and Hugging Face's names for their parameters.
+//! The stages of models' blocks, with Hugging Face's names for their parameters: one file for GPT-2, and one for all other families,
+//! whose blocks differ in what their [`BlockSpec`]s say.
 
+mod decoder;
 mod gpt2;
-mod llama;
 
 use crate::{
     Architecture, Attention, BlockSpec, Labels, ModelConfig, NormKind, NormPlacement, Parameters,
@@ -32,7 +33,7 @@ impl Architecture {
     ) -> Architecture {
         match config.norm {
             NormKind::Layer => gpt2::architecture(config, blocks, attention, parameters),
-            NormKind::Rms => llama::architecture(config, blocks, attention, parameters),
+            NormKind::Rms => decoder::architecture(config, blocks, attention, parameters),
         }
     }
 }
