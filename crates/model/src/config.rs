@@ -276,6 +276,11 @@ pub enum ModelConfigError {
         "model.query_temperature counts positions in units of model.rope_scaling.original_max_position, which is not set"
     )]
     NoOriginal,
+    /// A temperature is part of the table by which queries are turned.
+    #[error(
+        "model.query_temperature is for models in which all layers turn whole heads; leave it out, or no_rope_layers and rotary_share"
+    )]
+    TurnsInPart,
     /// Layers that are listed do not fit the model.
     #[error(
         "model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order"
@@ -478,6 +483,10 @@ impl ModelConfig {
         let original = scaling.and_then(RopeScaling::original_max_position);
         if self.query_temperature.is_some() && original.is_none() {
             return Err(ModelConfigError::NoOriginal);
+        }
+        let turns_all = share == 1.0 && self.no_rope_layers.is_empty() && self.latent.is_none();
+        if self.query_temperature.is_some() && !turns_all {
+            return Err(ModelConfigError::TurnsInPart);
         }
         if self.window_rope_theta.is_some() && self.sliding_window.is_none() {
             return Err(ModelConfigError::NoWindow);

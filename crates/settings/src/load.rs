@@ -56,6 +56,13 @@ const SHAPE: [&str; 5] = ["hidden", "layers", "heads", "ffn", "vocab"];
 /// Keys of `[model]` that follow from these.
 const HEADS: [&str; 2] = ["kv_heads", "head_dim"];
 
+/// Lists of layers in `[model]`.
+const LISTS_OF_LAYERS: [&str; 3] = [
+    "model.full_attention_layers",
+    "model.no_rope_layers",
+    "model.experts.dense_layers",
+];
+
 /// Sections of `[model]` that may be absent, each with the keys that it needs.
 const SECTIONS: [(&str, &[&str]); 2] = [
     ("model.experts", &["count", "chosen", "ffn"]),
@@ -234,6 +241,7 @@ pub fn load(source: &Source, overrides: &[Override], model_elsewhere: bool) -> R
     }
     forget_other_place(&mut table, &set)?;
     forget_other_length(&mut table, &set)?;
+    forget_layers_beyond(&mut table, &set);
     derive_heads(&mut table, &source.place)?;
     complete_rope_scaling(&mut table, &source.place)?;
     let mut model_parts = Table::new();
@@ -316,6 +324,30 @@ fn forget_other_length(table: &mut Table, set: &Overrides) -> Result {
             Ok(())
         }
         _ => Ok(()),
+    }
+}
+
+/// If the command line takes fewer layers than the file has, those beyond leave the file's lists of layers.
+fn forget_layers_beyond(table: &mut Table, set: &Overrides) {
+    let Some(layers) = set
+        .get("model.layers")
+        .and_then(|(layers, _)| layers.as_integer())
+    else {
+        return;
+    };
+    for key in LISTS_OF_LAYERS
+        .iter()
+        .filter(|key| !set.contains_key(**key))
+    {
+        let Some(Value::Array(listed)) = dotted::get(table, key) else {
+            continue;
+        };
+        let is_within = |layer: &&Value| layer.as_integer().is_none_or(|layer| layer < layers);
+        let within: Vec<Value> = listed.iter().filter(is_within).cloned().collect();
+        if within.len() < listed.len() {
+            tracing::info!("{key} is without layers that model.layers = {layers} leaves out");
+            dotted::insert(table, key, Value::Array(within));
+        }
     }
 }
 

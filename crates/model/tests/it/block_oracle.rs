@@ -378,7 +378,7 @@ fn with_norms_behind_and_rotary_embeddings_by_kind_as_olmo_3() {
 
 /// The temperature begins to act at the 5th token.
 #[test]
-fn with_a_temperature_of_queries_and_layers_that_do_not_turn() {
+fn with_a_temperature_of_queries_as_ministral_3() {
     let config = ModelConfig {
         rope_scaling: Some(RopeScaling::Llama3 {
             factor: 8.0,
@@ -387,10 +387,18 @@ fn with_a_temperature_of_queries_and_layers_that_do_not_turn() {
             original_max_position: 4,
         }),
         query_temperature: Some(0.6),
-        no_rope_layers: vec![1],
         ..plain()
     };
     assert_agrees("temperature", &config);
+}
+
+#[test]
+fn with_layers_that_do_not_turn_as_smollm3() {
+    let config = ModelConfig {
+        no_rope_layers: vec![1],
+        ..plain()
+    };
+    assert_agrees("layers that do not turn", &config);
 }
 
 #[test]

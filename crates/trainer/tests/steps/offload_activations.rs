@@ -7,7 +7,7 @@ use crate::common::{
 };
 use kernels::Target;
 use memory::{DType, Layer, Phase};
-use model::{Action, Attention, ModelConfig, Policy};
+use model::{Action, Attention, Labels, ModelConfig, Policy};
 use planner::Plan;
 use proptest::prelude::*;
 use settings::Settings;
@@ -230,7 +230,8 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     let activations = every_activation(&variants(LAYERS));
     let all = LAYERS * activations.len();
     proptest::collection::vec(0usize..3, all).prop_map(move |actions| {
-        let mut policy = Policy::keep_all(LAYERS);
+        // It has the labels of all variants.
+        let mut policy = Policy::keep_all_of(Labels::NORMS_BEHIND, LAYERS);
         for (index, action) in actions.into_iter().enumerate() {
             let (layer, activation) = (index % LAYERS, activations[index / LAYERS]);
             let action = [Action::Keep, Action::Recompute, Action::Offload][action];

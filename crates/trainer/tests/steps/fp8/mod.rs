@@ -44,6 +44,13 @@ fn what_is_computed_otherwise_has_other_bits() {
                 "*mlp.c_fc*",
                 "*mlp.c_proj*",
             ],
+            _ if plain.model.fused_projections => [
+                "*.0.*",
+                "*qkv_proj*",
+                "*o_proj*",
+                "*gate_up_proj*",
+                "*down_proj*",
+            ],
             _ => ["*.0.*", "*k_proj*", "*o_proj*", "*up_proj*", "*down_proj*"],
         };
         all.extend(names.map(|pattern| (pattern.into(), with(&plain, except(pattern)))));
@@ -152,11 +159,18 @@ fn gradients_are_near_those_of_bf16() {
             let all = pairs().flat_map(|(one, other)| one.1.iter().zip(&other.1));
             let share = distance(all);
             println!("{name} {format:?}: {:.1} %", 100.0 * share);
+            // Norms behind sublayers make their roundings as large as the residual stream.
+            let behind = if name == "norms behind" { 2.0 } else { 1.0 };
+            let allowed = allowed.start..behind * allowed.end;
             assert!(allowed.contains(&share), "{name} {format:?}: {share}");
             for (one, other) in values[0].iter().zip(&reference[0]) {
                 let share = distance(one.1.iter().zip(&other.1));
                 // 0.153 was seen: the keys behind a norm, with gradients in e5m2.
-                assert!(share < 0.25, "{name} {format:?}: {}: {share}", one.0);
+                assert!(
+                    share < behind * 0.25,
+                    "{name} {format:?}: {}: {share}",
+                    one.0
+                );
             }
         }
     }

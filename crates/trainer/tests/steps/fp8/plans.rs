@@ -5,7 +5,7 @@ use crate::common::ranks::{of_rank, ranks};
 use crate::common::{offloading, plan};
 use crate::fp8::runs::{in_fp8, models, products, with};
 use memory::{Home, Homes, Window};
-use model::{Fp8Products, ModelConfig, NamePatterns};
+use model::{Fp8Products, ModelConfig, NamePatterns, NormPlacement};
 use planner::Plan;
 use settings::{Pipeline, PipelineSchedule, Settings};
 use std::ops::Range;
@@ -36,7 +36,11 @@ fn activations_are_smaller_as_codes() {
         assert!(coded.0 < wide.0, "{name}");
         let tokens = (settings.micro_batch * settings.seq * settings.accum) as u64;
         // Those of the last block stay.
-        let codes = tokens * 2 * (64 + 64 + 144);
+        let normed = match model.norm_placement {
+            NormPlacement::Before => 64 + 64,
+            NormPlacement::After => 0,
+        };
+        let codes = tokens * 2 * (normed + 144);
         assert_eq!(wide.1 - coded.1, codes, "{name}");
     }
 }
