@@ -251,8 +251,8 @@ pub enum ModelConfigError {
     HeadGroups { heads: usize, kv_heads: usize },
     /// The rotary embedding pairs the two halves of what it turns.
     #[error(
-        "model.head_dim = {head_dim} and model.rotary_share = {share} turn {turned} columns of a head, which is odd or 0; the rotary \
-         embedding pairs their two halves, choose an even number"
+        "model.head_dim = {head_dim} times model.rotary_share = {share} is {turned}, which is odd or 0; the rotary embedding pairs the two \
+         halves of so many columns, choose an even number"
     )]
     OddRotary {
         head_dim: usize,

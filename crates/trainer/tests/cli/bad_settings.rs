@@ -179,7 +179,7 @@ fn settings_that_contradict() {
     );
     refused(
         "--config small.toml --set model.head_dim=15",
-        &["15 is odd", "even"],
+        &["is 15, which is odd", "even"],
     );
     refused(
         "--dump-gradients 9 --steps 5",

@@ -58,7 +58,7 @@ const BASES: [Base; 19] = [
 ];
 
 /// Values of keys whose kind and default do not say what makes sense in a small run.
-const VALUES: [(&str, &str); 31] = [
+const VALUES: [(&str, &str); 33] = [
     ("checkpoint.keep_last", "1"),
     ("collectives.bucket_size", "8KiB"),
     ("data.path", "small.txt:2"),
@@ -77,7 +77,9 @@ const VALUES: [(&str, &str); 31] = [
     ("memory.budget", "100KiB"),
     ("memory.limit", "1KiB"),
     ("memory.tile_tokens", "8"),
+    ("model.family", "mistral"),
     ("model.full_attention_layers", "[0]"),
+    ("model.no_rope_layers", "[0]"),
     ("model.sliding_window", "8"),
     ("offload.activations", "block_input"),
     ("offload.path", "scratch"),

@@ -181,9 +181,17 @@ fn a_window_may_be_given_to_a_model_without() {
     assert_ne!(run("", "plain"), run(window, "windowed"));
     let config = place.text("windowed-model/config.json");
     assert!(config.contains("\"sliding_window\": 4"), "{config}");
+    // Mistral has windows in all layers, or in none.
+    let some =
+        "--init-from windowed-model --seq 32 --steps 1 --set model.full_attention_layers=[0]";
     place
-        .trainer("--init-from windowed-model --seq 32 --steps 1 --set model.full_attention_layers=[0] --out more")
-        .fails(2, &["model.full_attention_layers"]);
+        .trainer(&format!("{some} --out more --save-final more-model"))
+        .succeeds();
+    let config = place.text("more-model/config.json");
+    assert!(config.contains("\"model_type\": \"smollm3\""), "{config}");
+    place
+        .trainer(&format!("{some} --set model.family=mistral --out never"))
+        .fails(2, &["model.family"]);
 }
 
 #[test]

@@ -54,7 +54,8 @@ fn a_peak_in_the_head_can_be_counted_by_hand() {
             let with = plan.activations.iter().filter(|one| one.action == action);
             with.map(|activation| activation.bytes).sum()
         };
-        let keeps_all = settings.policy == Policy::keep_all(settings.model.layers);
+        let model = &settings.model;
+        let keeps_all = settings.policy == Policy::keep_all_of(model.labels(), model.layers);
         assert_eq!(of_action(Action::Recompute) == 0, keeps_all, "{name}");
         assert_eq!(plan.peak_layer, Layer::Head, "{name}");
         let kept = of_action(Action::Keep);

@@ -19,7 +19,7 @@ fn models() -> Vec<(&'static str, ModelConfig, Vec<usize>)> {
         ("Llama", odd_model(2), vec![3]),
         ("q/k norm, window", norm.1, vec![2, 4]),
         ("GPT-2 with dropout", gpt2.1, vec![2, 4]),
-        ("norms behind", behind.1, vec![2, 4]),
+        ("norms behind", behind.1, vec![3]),
         ("a share of heads turned", share.1, vec![3]),
         ("Qwen2-MoE", experts::qwen(), vec![3]),
         ("DeepSeek-V3", experts::deepseek(), vec![3]),

@@ -156,7 +156,7 @@ const REFUSED: &[&str] = &[
     "fp8!=off adapters!=none",
     "fp8!=off tiles!=none",
     "fp8=kept,some-kept gradients=released weights!=here",
-    "model=DeepSeek-V3 frozen=4",
+    "model=DeepSeek-V3,share frozen=4",
     "model=DeepSeek-V3 mode=qkv,others",
     "model=DeepSeek-V3 offloaded=attention,all",
     "mode=moe model!=Qwen2-MoE,DeepSeek-V3",

@@ -112,8 +112,6 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
         norm_placement: NormPlacement::After,
         qk_norm: true,
         qk_norm_over: QkNormExtent::All,
-        heads: 4,
-        kv_heads: 2,
         sliding_window: Some(9),
         full_attention_layers: vec![layers - 1],
         window_rope_theta: Some(90.0),
