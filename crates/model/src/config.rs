@@ -224,7 +224,7 @@ fn default_init_std() -> f64 {
 }
 
 /// The most layers that a model may have.
-const MOST_LAYERS: usize = 1 << 16;
+pub(crate) const MOST_LAYERS: usize = 1 << 16;
 
 /// The most parameters that a model may have, so that their bytes in any arena fit into 64 bits.
 const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
@@ -286,6 +286,11 @@ pub enum ModelConfigError {
         "model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order"
     )]
     NoRopeLayers(Vec<usize>),
+    /// Layers with a window would turn as the others do.
+    #[error(
+        "model.window_rope_theta equals model.rope_theta, and nothing is stretched; leave it out"
+    )]
+    SameRotary,
     /// A base for windows that no layer has.
     #[error(
         "model.window_rope_theta is for layers with a window, and model.sliding_window is not set"
@@ -317,6 +322,14 @@ pub enum ModelConfigError {
     /// Latent attention does not fit together.
     #[error("model.latent: {0}")]
     Latent(String),
+    /// A feature that blocks with experts or latents lack.
+    #[error(
+        "model.{key} does not go with model.{beside}: leave it out; latent attention has as many key-value heads as heads"
+    )]
+    NotBeside {
+        key: &'static str,
+        beside: &'static str,
+    },
     /// A loss of routers in a model without any.
     #[error("model.{0} is set, and the model has no experts; leave it out")]
     NoRouters(&'static str),
@@ -406,11 +419,34 @@ impl ModelConfig {
             let checked = experts.check(self.layers);
             checked.map_err(ModelConfigError::Experts)?;
         }
-        match &self.latent {
-            Some(latent) => {
-                let checked = latent.check(self.head_dim);
-                checked.map_err(ModelConfigError::Latent)
-            }
+        if let Some(latent) = &self.latent {
+            let checked = latent.check(self.head_dim);
+            checked.map_err(ModelConfigError::Latent)?;
+        }
+        self.check_beside_experts_and_latents()
+    }
+
+    /// Refuses what blocks with experts or latents do not compute.
+    fn check_beside_experts_and_latents(&self) -> Result<(), ModelConfigError> {
+        let (experts, latent) = (self.experts.is_some(), self.latent.is_some());
+        let after = self.norm_placement == NormPlacement::After;
+        let refused = [
+            ("norm_placement", (experts || latent) && after),
+            (
+                "residual_multiplier",
+                experts && self.residual_multiplier != 1.0,
+            ),
+            (
+                "attention_multiplier",
+                latent && self.attention_multiplier.is_some(),
+            ),
+            ("no_rope_layers", latent && !self.no_rope_layers.is_empty()),
+            ("rotary_share", latent && self.rotary_share != 1.0),
+            ("kv_heads", latent && self.kv_heads != self.heads),
+        ];
+        let beside = if latent { "latent" } else { "experts" };
+        match refused.into_iter().find(|(_, is_there)| *is_there) {
+            Some((key, _)) => Err(ModelConfigError::NotBeside { key, beside }),
             None => Ok(()),
         }
     }
@@ -490,6 +526,9 @@ impl ModelConfig {
         }
         if self.window_rope_theta.is_some() && self.sliding_window.is_none() {
             return Err(ModelConfigError::NoWindow);
+        }
+        if self.window_rope_theta == Some(self.rope_theta) && self.rope_scaling.is_none() {
+            return Err(ModelConfigError::SameRotary);
         }
         let still = &self.no_rope_layers;
         match still.is_sorted_by(|one, next| one < next)

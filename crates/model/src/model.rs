@@ -153,12 +153,12 @@ impl Model {
             .view()
     }
 
-    /// The position that stands for the first token of a text of `length` tokens, which is generated: 0, or where the rows for short
-    /// sequences begin in the rotary embedding's tables.
-    pub fn first_position(&self, length: usize) -> usize {
+    /// Row of the rotary tables at which a text of `length` tokens begins: 0, or the first short row where LongRoPE's short factors
+    /// apply. A token's position is counted from it.
+    pub fn first_table_row(&self, length: usize) -> usize {
         let seq = self.computation.seq;
         let mut rotary = self.architecture.rotary.iter();
-        match rotary.any(|rotary| length <= rotary.short_rows(seq)) {
+        match rotary.any(|rotary| (1..=rotary.short_rows(seq)).contains(&length)) {
             true => seq,
             false => 0,
         }

@@ -50,15 +50,6 @@ pub struct CachedText {
     tokens: Vec<u32>,
 }
 
-impl CachedText {
-    /// How many tokens the cached text and `prompt` have in common at their beginning: they are not read again. The last token
-    /// of a prompt always is, because the next one follows from what the model makes of it.
-    pub fn shared(&self, prompt: &[u32]) -> usize {
-        let equal = zip(&self.tokens, prompt).take_while(|(a, b)| a == b);
-        equal.count().min(prompt.len().saturating_sub(1))
-    }
-}
-
 /// A sequence during generation.
 struct Sequence {
     /// The prompt and the tokens made so far.
@@ -158,6 +149,18 @@ impl Forward<'_> {
         })
     }
 
+    /// How many tokens the cached text and `prompt` have in common at their beginning: they are not read again. The last token
+    /// of a prompt always is, because the next one follows from what the model makes of it. They have none in common if LongRoPE turns
+    /// one text by short factors and the other by long ones.
+    pub fn shared(&self, text: &CachedText, prompt: &[u32]) -> usize {
+        let first = |tokens: &[u32]| self.model.first_table_row(tokens.len());
+        if first(&text.tokens) != first(prompt) {
+            return 0;
+        }
+        let equal = zip(&text.tokens, prompt).take_while(|(a, b)| a == b);
+        equal.count().min(prompt.len().saturating_sub(1))
+    }
+
     fn lease_cache(&self, rooms: &[usize]) -> Result<KvCache, ModelError> {
         let (shape, dtype) = (self.model.architecture().cache_shape(), self.model.dtype());
         KvCache::lease(self.memory, shape, dtype, rooms)
@@ -180,12 +183,9 @@ impl Forward<'_> {
     ) -> Result<Generated> {
         let _place = self.memory.enter(Phase::Eval, Layer::Whole);
         let mut sequence = Sequence::new(number, prompt, wanted);
-        let first = |length| self.model.first_position(length);
-        if first(text.tokens.len()) == first(prompt.len()) {
-            sequence.cached = text.shared(prompt);
-        }
-        // A call that fails may leave anything behind the tokens that both have.
-        text.tokens.truncate(sequence.cached);
+        sequence.cached = self.shared(text, prompt);
+        // A call that fails may leave anything in the cache.
+        text.tokens.clear();
         let sequences = std::slice::from_mut(&mut sequence);
         self.with_cache(&mut text.cache, sequences, wanted, &mut |_, token| {
             each(token)
@@ -235,7 +235,7 @@ impl Forward<'_> {
         let prompt = &sequence.tokens;
         let (mut read, mut logits) = (sequence.cached, Vec::new());
         for chunk in prompt[read..].chunks(PROMPT_CHUNK) {
-            let first = model.first_position(prompt.len()) + read;
+            let first = model.first_table_row(prompt.len()) + read;
             let batch = self.upload_tokens(1, chunk, &positions(first, chunk.len()))?;
             read += chunk.len();
             let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;
@@ -247,9 +247,9 @@ impl Forward<'_> {
         Ok(logits)
     }
 
-    /// Reads sequences again whose last token made them too long for the positions that the cache has them at.
+    /// Reads sequences again that have just outgrown LongRoPE's original context: short factors turned their cached keys.
     fn read_again(&mut self, cache: &mut KvCache, sequences: &mut [Sequence]) -> Result {
-        let first = |length| self.model.first_position(length);
+        let first = |length| self.model.first_table_row(length);
         let moved = |one: &Sequence| {
             !one.is_done() && first(one.tokens.len()) != first(one.tokens.len() - 1)
         };
@@ -271,7 +271,7 @@ impl Forward<'_> {
             .iter()
             .map(|one| one.tokens[one.tokens.len() - 1])
             .collect();
-        let place = |length: &usize| (model.first_position(*length) + length - 1) as i32;
+        let place = |length: &usize| (model.first_table_row(*length) + length - 1) as i32;
         let places: Vec<i32> = lengths.iter().map(place).collect();
         let batch = self.upload_tokens(sequences.len(), &last, &places)?;
         let cached = cache.sequences(memory, kernels, 0..sequences.len(), &lengths)?;
@@ -290,7 +290,7 @@ impl Forward<'_> {
         for (number, sequence) in sequences.iter_mut().enumerate() {
             while !sequence.is_done() {
                 let tokens = &sequence.tokens;
-                let places = positions(model.first_position(tokens.len()), tokens.len());
+                let places = positions(model.first_table_row(tokens.len()), tokens.len());
                 let batch = self.upload_tokens(1, tokens, &places)?;
                 let next = model.next_logits(self.work(std::slice::from_ref(&batch), None))?;
                 let logits = self.download(&next)?;

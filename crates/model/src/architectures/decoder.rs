@@ -76,12 +76,20 @@ struct Builder<'a> {
 
 /// A part of a block that adds to the residual stream: attention, or the feed-forward layer.
 struct Sublayer {
-    /// The residual stream before it and after.
-    residual: [Activation; 2],
-    /// Its norm's name in reports, and in files where it stands in front, and behind.
-    norm: [&'static str; 3],
-    /// What its norm writes in front of it, and the norm's statistic.
-    normed: [Activation; 2],
+    /// The residual stream before it.
+    residual: Activation,
+    /// The residual stream after it.
+    output: Activation,
+    /// Its norm's name in reports.
+    norm: &'static str,
+    /// The norm's name in files, where it stands in front.
+    norm_in_front: &'static str,
+    /// The norm's name in files, where it stands behind.
+    norm_behind: &'static str,
+    /// What the norm writes in front.
+    normed: Activation,
+    /// The norm's statistic.
+    rstd: Activation,
     /// The name of its last product.
     product: &'static str,
     /// What the last product reads.
@@ -91,22 +99,26 @@ struct Sublayer {
 }
 
 const ATTENTION: Sublayer = Sublayer {
-    residual: [X, X2],
-    norm: ["attn_norm", "input_layernorm", "post_attention_layernorm"],
-    normed: [H1, RSTD1],
+    residual: X,
+    output: X2,
+    norm: "attn_norm",
+    norm_in_front: "input_layernorm",
+    norm_behind: "post_attention_layernorm",
+    normed: H1,
+    rstd: RSTD1,
     product: "attn_out",
     made: CoreAttention::O,
     projected: NormBehind::ATTN,
 };
 
 const FEED_FORWARD: Sublayer = Sublayer {
-    residual: [X2, Activation::NEXT_X],
-    norm: [
-        "mlp_norm",
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-    ],
-    normed: [H2, RSTD2],
+    residual: X2,
+    output: Activation::NEXT_X,
+    norm: "mlp_norm",
+    norm_in_front: "post_attention_layernorm",
+    norm_behind: "post_feedforward_layernorm",
+    normed: H2,
+    rstd: RSTD2,
     product: "mlp_down",
     made: MlpActivation::ACT,
     projected: NormBehind::MLP,
@@ -131,17 +143,17 @@ impl Builder<'_> {
     /// What a sublayer's first products read.
     fn input(&self, of: &Sublayer) -> Activation {
         match self.spec.norms {
-            NormPlacement::Before => of.normed[0],
-            NormPlacement::After => of.residual[0],
+            NormPlacement::Before => of.normed,
+            NormPlacement::After => of.residual,
         }
     }
 
     /// The norm in front of a sublayer, if it stands there.
     fn norm_in_front(&self, of: &Sublayer, own: &mut PartParameters) -> Option<NormStage> {
-        let ([name, parameter, _], [output, rstd]) = (of.norm, of.normed);
-        let width = (parameter, self.config.hidden, self.config.norm_eps);
+        let activations = [of.residual, of.normed, of.rstd];
+        let width = (of.norm_in_front, self.config.hidden, self.config.norm_eps);
         let is_there = self.spec.norms == NormPlacement::Before;
-        is_there.then(|| normed(own, name, [of.residual[0], output, rstd], width))
+        is_there.then(|| normed(own, of.norm, activations, width))
     }
 
     /// A sublayer's last product, added to the residual stream, behind a norm if it stands there.
@@ -151,8 +163,7 @@ impl Builder<'_> {
         linear: Linear,
         own: &mut PartParameters,
     ) -> Vec<Box<dyn Stage>> {
-        let [residual, output] = of.residual;
-        let (config, [name, _, parameter]) = (self.config, of.norm);
+        let (residual, output, config) = (of.residual, of.output, self.config);
         match self.spec.norms {
             NormPlacement::Before => vec![Box::new(ResidualProjection {
                 name: of.product,
@@ -172,12 +183,12 @@ impl Builder<'_> {
                     in_f32: false,
                 }),
                 Box::new(NormBehind {
-                    name,
-                    norm: Norm::rms(own, parameter, config.hidden, config.norm_eps),
+                    name: of.norm,
+                    norm: Norm::rms(own, of.norm_behind, config.hidden, config.norm_eps),
                     input: of.projected,
                     residual,
                     output,
-                    rstd: of.normed[1],
+                    rstd: of.rstd,
                 }),
             ],
         }
@@ -213,6 +224,7 @@ impl Builder<'_> {
         stages.extend(self.added(&ATTENTION, linear.in_fp8(own, Fp8Layer::AttnOut), own));
         stages
     }
+
     /// down(silu(gate) up).
     fn dense(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
         let (spec, hidden) = (&self.spec.feed_forward, self.config.hidden);

@@ -1,7 +1,7 @@
 //! `config.json` as Hugging Face writes it.
 
 use super::Quantisation;
-use super::families::{Family, Saved, alias_names, of_family};
+use super::families::{Family, SavedAs, alias_names, of_family};
 use super::keys::{HfConfigError, check_architecture};
 use super::rope::max_position;
 use super::wrapper::{model_types, text_part};
@@ -29,9 +29,9 @@ impl ModelConfig {
         }
         let config = family.read(&json)?;
         config.check_sizes()?;
-        let is_named = config.family().ok() != Some(family) && family.has(&config);
+        let needs_name = config.family().ok() != Some(family) && family.has(&config);
         let config = ModelConfig {
-            family: is_named.then_some(family),
+            family: needs_name.then_some(family),
             ..config
         };
         config.validate()?;
@@ -56,7 +56,7 @@ impl ModelConfig {
         let family = self.family();
         let family = family.expect("it was refused where the configuration was read");
         let dtype = dtype_name(dtype);
-        let json = family.write(self, &Saved { seq, dtype });
+        let json = family.write(self, &SavedAs { seq, dtype });
         format!("{json:#}\n")
     }
 }
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named() {
+    fn what_is_not_supported_needs_name() {
         let cases = [
             ("llama\"", "bloom\"", "model_type `bloom`"),
             (

@@ -29,16 +29,16 @@ fn number_here_or_beside(json: &Value, key: &'static str) -> Result<Option<f64>,
 }
 
 /// What transformers' class assumes of the rotary embedding.
-pub(super) struct Assumed {
+pub(super) struct AssumedRope {
     /// The base of the wavelengths.
     pub(super) theta: f64,
     /// The share of a head that is turned; none: all of it, whatever a file says.
     pub(super) share: Option<f64>,
 }
 
-impl Assumed {
+impl AssumedRope {
     /// What Llama's class assumes.
-    pub(super) const LLAMA: Assumed = Assumed {
+    pub(super) const LLAMA: AssumedRope = AssumedRope {
         theta: 10_000.0,
         share: None,
     };
@@ -56,7 +56,7 @@ pub(super) struct Rope {
 }
 
 /// Reads the rotary embedding of all layers.
-pub(super) fn read(keys: &Keys, assumed: &Assumed) -> Result<Rope, HfConfigError> {
+pub(super) fn read(keys: &Keys, assumed: &AssumedRope) -> Result<Rope, HfConfigError> {
     let (key, given) = parameters(keys.0)?;
     // Such a file has separate parameters for each kind of layer.
     if KINDS.iter().any(|kind| given[*kind].is_object()) {
@@ -76,12 +76,15 @@ pub(super) fn required(keys: &Keys, key: &'static str) -> Result<f64, HfConfigEr
     number.ok_or(HfConfigError::Key(key, "a number beside rope_type"))
 }
 
+/// The context length of the original training.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 /// The kinds of layers, where they have parameters of their own.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// Reads the rotary embeddings of layers without a window, and of those with one, which have parameters of their own. Older
 /// files have those of the former alone; the latter then have the assumed base.
-pub(super) fn read_by_kind(keys: &Keys, assumed: &Assumed) -> Result<[Rope; 2], HfConfigError> {
+pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 2], HfConfigError> {
     const KEY: &str = "rope_parameters";
     let by_kind = keys.get(KEY);
     let older = keys.get("rope_scaling");
@@ -93,6 +96,8 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &Assumed) -> Result<[Rope; 2], 
         older["rope_type"].is_null() && !older["type"].is_null(),
     )?;
     share(keys, assumed)?;
+    // The class looks for it beside the factor alone.
+    keys.refuse(ORIGINAL, !keys.is_null(ORIGINAL))?;
     let of_kind = |given: &Value, theta: Option<f64>| -> Result<Rope, HfConfigError> {
         let scaling = scaling(keys.0, (KEY, given))?;
         Ok(Rope {
@@ -100,7 +105,7 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &Assumed) -> Result<[Rope; 2], 
                 .or(theta)
                 .unwrap_or(assumed.theta),
             share: 1.0,
-            // transformers looks for `truncate` elsewhere, and does not find it.
+            // transformers reads `truncate` outside the kinds of layers, so here it always rounds.
             scaling: scaling.map(RopeScaling::truncated),
         })
     };
@@ -132,7 +137,7 @@ pub(super) fn write_by_kind(config: &ModelConfig, json: &mut Value) {
 }
 
 /// The share of a head that is turned.
-fn share(keys: &Keys, assumed: &Assumed) -> Result<f64, HfConfigError> {
+fn share(keys: &Keys, assumed: &AssumedRope) -> Result<f64, HfConfigError> {
     const KEY: &str = "partial_rotary_factor";
     let given = number_here_or_beside(keys.0, KEY)?;
     match (given, assumed.share) {
@@ -199,18 +204,29 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
         beta_slow: given("beta_slow")?.unwrap_or(1.0),
         attention_factor: number(scaling, "attention_factor")?.or(by_weights),
         mscale_all_dim: given("mscale_all_dim")?,
-        truncate: scaling["truncate"] != false,
+        truncate: truncate(scaling)?,
     })
 }
 
 /// Reads Phi-3's rotary embedding, which LongRoPE stretches, or nothing.
-pub(super) fn read_phi3(keys: &Keys, assumed: &Assumed) -> Result<Rope, HfConfigError> {
+pub(super) fn read_phi3(keys: &Keys, assumed: &AssumedRope) -> Result<Rope, HfConfigError> {
     let theta = number_here_or_beside(keys.0, "rope_theta")?;
     Ok(Rope {
         theta: theta.unwrap_or(assumed.theta),
         share: share(keys, assumed)?,
         scaling: long_rope(keys)?,
     })
+}
+
+/// Whether YaRN's blended pairs are rounded: transformers takes null for false, and a missing key for true.
+fn truncate(scaling: &Value) -> Result<bool, HfConfigError> {
+    match scaling.get("truncate") {
+        None => Ok(true),
+        Some(Value::Null) => Ok(false),
+        Some(value) => value
+            .as_bool()
+            .ok_or(HfConfigError::Key("truncate", "true or false")),
+    }
 }
 
 /// LongRoPE, which older files of Phi-3 call by other names.
@@ -231,7 +247,7 @@ fn long_rope(keys: &Keys) -> Result<Option<RopeScaling>, HfConfigError> {
         list.ok_or(HfConfigError::Key(key, "a list of numbers"))
     };
     // transformers takes no other, and assumes this one.
-    let original = keys.size_or("original_max_position_embeddings", 4096)?;
+    let original = keys.size_or(ORIGINAL, 4096)?;
     let most = keys.number_or("max_position_embeddings", 4096.0)?;
     let factor = number(given, "factor")?.unwrap_or(most / original.max(1) as f64);
     Ok(Some(RopeScaling::LongRope {
@@ -246,16 +262,15 @@ fn long_rope(keys: &Keys) -> Result<Option<RopeScaling>, HfConfigError> {
 /// The context of the original training: from the file's own key, else from the scaling's, else the longest context.
 /// transformers looks for it in this order when it makes the model, whatever its configuration says before.
 fn original_max_position(json: &Value, scaling: &Value) -> Result<usize, HfConfigError> {
-    const KEY: &str = "original_max_position_embeddings";
-    let given = match number(json, KEY)? {
-        None => number(scaling, KEY)?,
+    let given = match number(json, ORIGINAL)? {
+        None => number(scaling, ORIGINAL)?,
         given => given,
     };
     let given = match given {
         None => number(json, "max_position_embeddings")?,
         given => given,
     };
-    let positions = given.ok_or(HfConfigError::Key(KEY, "a number"))?;
+    let positions = given.ok_or(HfConfigError::Key(ORIGINAL, "a number"))?;
     Ok(positions as usize)
 }
 

@@ -8,8 +8,7 @@ use kernels::operation::{
 };
 use memory::{Buffer, Out};
 
-/// x `[b s, h]` = the rows of a matrix for the tokens. With learned positions, their rows of another matrix are added,
-/// and the sum is multiplied by a number and dropped out.
+/// x `[b s, h]` = dropout(multiplier (rows of a matrix for the tokens + rows of another for their positions, if they are learned)).
 pub struct Embedding {
     /// The matrix of the tokens, for a head that is tied to it.
     pub tokens: ParameterId,

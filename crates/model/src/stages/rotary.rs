@@ -3,6 +3,7 @@
 use crate::{Result, RopeScaling};
 use kernels::Kernels;
 use memory::{Buffer, Category, DType, Memory};
+use std::ops::Range;
 
 /// The parameters of the angles.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,8 +72,7 @@ impl Rotary {
         })
     }
 
-    /// How many positions have a second row, in a model of sequences of at most `seq` tokens: that of sequences which are short
-    /// enough for the short factors of LongRoPE.
+    /// Rows of LongRoPE's short factors, behind the `seq` rows of the long ones; 0 if the table has one kind.
     pub(crate) fn short_rows(&self, seq: usize) -> usize {
         match &self.scaling {
             Some(RopeScaling::LongRope {
@@ -88,21 +88,28 @@ impl Rotary {
     /// amplitude, and by the temperature of queries, too.
     fn table(&self, seq: usize, temperature: Option<Temperature>) -> Vec<f32> {
         let amplitude = self.scaling.as_ref().map_or(1.0, RopeScaling::amplitude);
-        let mut angles = Vec::new();
-        for seq in [seq, self.short_rows(seq)] {
-            let frequencies: Vec<f32> = self.frequencies(seq).iter().map(|it| *it as f32).collect();
-            angles.extend((0..seq).flat_map(|position| {
+        let short = self.short_rows(seq);
+        let factors = [seq, short].map(|seq| {
+            let frequencies = self.frequencies(seq).into_iter();
+            frequencies.map(|it| it as f32).collect::<Vec<f32>>()
+        });
+        let [long_rows, short_rows] = [(0..seq, &factors[0]), (0..short, &factors[1])];
+        let rows = || {
+            let of = |(positions, frequencies): (Range<usize>, _)| {
+                positions.map(move |position| (position, frequencies))
+            };
+            of(long_rows.clone()).chain(of(short_rows.clone()))
+        };
+        let values = |of: fn(f64) -> f64| {
+            rows().flat_map(move |(position, frequencies): (usize, &Vec<f32>)| {
                 let factor = temperature.map_or(1.0, |temperature| temperature.at(position));
-                let angle = move |frequency: &f32| f64::from(position as f32 * frequency);
-                let angles: Vec<f64> = frequencies.iter().map(angle).collect();
-                angles
-                    .into_iter()
-                    .map(move |angle| (angle, amplitude * factor))
-            }));
-        }
-        let cosines = angles.iter().map(|(angle, factor)| factor * angle.cos());
-        let sines = angles.iter().map(|(angle, factor)| factor * angle.sin());
-        cosines.chain(sines).map(|value| value as f32).collect()
+                let value = move |frequency: &f32| {
+                    amplitude * factor * of(f64::from(position as f32 * frequency))
+                };
+                frequencies.iter().map(move |it| value(it) as f32)
+            })
+        };
+        values(f64::cos).chain(values(f64::sin)).collect()
     }
 
     /// Radians per position of each pair, in sequences of `seq` tokens.

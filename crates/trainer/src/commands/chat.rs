@@ -187,7 +187,7 @@ impl Chat<'_> {
 
     /// Makes the answer, and shows its text as it comes.
     fn answer(&mut self, prompt: &[u32]) -> Result<Turn> {
-        let cached_tokens = self.text.shared(prompt);
+        let cached_tokens = self.inference.forward().shared(&self.text, prompt);
         let mut stream = self.tokenizer.stream_after(prompt);
         let (mut text, mut outcome) = (String::new(), Ok(()));
         let is_json = self.is_json;

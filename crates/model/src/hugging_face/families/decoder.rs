@@ -1,9 +1,10 @@
 //! The keys that most families share.
 
-use super::Saved;
+use super::SavedAs;
+use crate::config::MOST_LAYERS;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope::{self, Rope};
-use crate::{ModelConfig, PositionKind, RopeScaling};
+use crate::{ModelConfig, ModelConfigError, PositionKind, RopeScaling};
 use serde_json::{Value, json};
 
 /// What transformers' class assumes of keys that a file leaves out.
@@ -17,9 +18,9 @@ pub(super) struct Assumed {
     /// A tied head.
     pub(super) tied: bool,
     /// The rotary embedding.
-    pub(super) rope: rope::Assumed,
+    pub(super) rope: rope::AssumedRope,
     /// Reads the rotary embedding.
-    pub(super) read_rope: fn(&Keys, &rope::Assumed) -> Result<Rope, HfConfigError>,
+    pub(super) read_rope: fn(&Keys, &rope::AssumedRope) -> Result<Rope, HfConfigError>,
 }
 
 impl Assumed {
@@ -29,7 +30,7 @@ impl Assumed {
         head_dim: None,
         norm_eps: 1e-6,
         tied: false,
-        rope: rope::Assumed::LLAMA,
+        rope: rope::AssumedRope::LLAMA,
         read_rope: rope::read,
     };
 }
@@ -59,7 +60,7 @@ pub(super) fn read_with_scores_of_latents(
     let rope = (assumed.read_rope)(keys, &assumed.rope)?;
     Ok(ModelConfig {
         hidden,
-        layers: keys.size("num_hidden_layers")?,
+        layers: layers(keys)?,
         heads,
         kv_heads: match assumed.kv_heads {
             Some(assumed) if keys.is_missing("num_key_value_heads") => assumed,
@@ -79,8 +80,16 @@ pub(super) fn read_with_scores_of_latents(
     })
 }
 
+/// How many layers the model has: no more than can be listed.
+fn layers(keys: &Keys) -> Result<usize, HfConfigError> {
+    match keys.size("num_hidden_layers")? {
+        layers if layers > MOST_LAYERS => Err(ModelConfigError::TooManyLayers(layers).into()),
+        layers => Ok(layers),
+    }
+}
+
 /// The keys of such a model.
-pub(super) fn write(config: &ModelConfig, saved: &Saved) -> Value {
+pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     json!({
         "hidden_size": config.hidden,
         "num_hidden_layers": config.layers,

@@ -2,7 +2,7 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths};
-use super::{Description, ExpertNames, Saved, experts, latent, windows};
+use super::{Description, ExpertNames, SavedAs, experts, latent, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let experts = experts::of(config);
     let in_groups = experts.groups > 1;
     let mut json = latent::write(config, saved);

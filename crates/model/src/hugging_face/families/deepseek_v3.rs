@@ -2,7 +2,7 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths, PREDICTORS};
-use super::{Description, ExpertNames, Saved, experts, latent, windows};
+use super::{Description, ExpertNames, SavedAs, experts, latent, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig, ScoreKind};
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ pub(super) fn write_experts_by_sigmoid(experts: &ExpertsConfig, json: &mut Value
     json[PREDICTORS[0]] = json!(0);
 }
 
-pub(super) fn write(config: &ModelConfig, saved: &Saved) -> Value {
+pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = latent::write(config, saved);
     write_experts_by_sigmoid(&experts::of(config), &mut json);
     let neighbours = config.latent.as_ref().map(|latent| latent.neighbours);

@@ -67,7 +67,7 @@ fn qwen_dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigE
     }
     let listed = keys.layers("mlp_only_layers", layers)?;
     let is_dense = |layer: &usize| listed.contains(layer) || !(layer + 1).is_multiple_of(step);
-    Ok((0..layers.min(1 << 16)).filter(is_dense).collect())
+    Ok((0..layers).filter(is_dense).collect())
 }
 
 /// The experts of a model of a family that has them.

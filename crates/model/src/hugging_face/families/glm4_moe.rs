@@ -2,7 +2,7 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, PREDICTORS};
-use super::{Description, ExpertNames, Saved, decoder, deepseek_v3, experts, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, deepseek_v3, experts, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
@@ -23,9 +23,9 @@ pub(super) const FAMILY: Description = Description {
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(8),
     norm_eps: 1e-5,
-    rope: rope::Assumed {
+    rope: rope::AssumedRope {
         share: Some(0.5),
-        ..rope::Assumed::LLAMA
+        ..rope::AssumedRope::LLAMA
     },
     ..Assumed::LLAMA
 };
@@ -53,7 +53,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     json["attention_bias"] = json!(config.qkv_bias);
     json["use_qk_norm"] = json!(config.qk_norm);

@@ -2,7 +2,7 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths, PREDICTORS};
-use super::{Description, ExpertNames, Saved, deepseek_v3, experts};
+use super::{Description, ExpertNames, SavedAs, deepseek_v3, experts};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::Value;
@@ -75,7 +75,7 @@ fn dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigError>
     }
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let experts = experts::of(config);
     let mut json = deepseek_v3::write(config, saved);
     let kinds = (0..config.layers).map(|layer| match experts.are_in(layer) {
@@ -83,5 +83,9 @@ fn write(config: &ModelConfig, saved: &Saved) -> Value {
         false => "dense",
     });
     json[TYPES] = kinds.collect();
+    // Its class does not read the key, and others would read the first layers.
+    let keys = json.as_object_mut();
+    keys.expect("it was made as an object")
+        .shift_remove("first_k_dense_replace");
     json
 }

@@ -1,6 +1,6 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::{Description, ExpertNames, Saved};
+use super::{Description, ExpertNames, SavedAs};
 use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, PositionKind};
 use crate::hugging_face::keys::{HfConfigError, Keys};
@@ -34,7 +34,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
         head_dim: hidden / heads.max(1),
         ffn: keys.size_or("n_inner", hidden.saturating_mul(4))?,
         vocab: keys.size("vocab_size")?,
-        tie_embeddings: keys.flag_or("tie_word_embeddings", true)?,
+        tie_embeddings: true,
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
         positions: PositionKind::Learned,
@@ -61,7 +61,7 @@ fn dropout(keys: &Keys) -> Result<f64, HfConfigError> {
     Ok(residual)
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     json!({
         "n_embd": config.hidden,
         "n_layer": config.layers,
@@ -92,6 +92,8 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), HfConfigError> {
     ] {
         keys.refuse(key, *keys.get(key) == true)?;
     }
+    let is_tied = keys.flag_or("tie_word_embeddings", true)?;
+    keys.refuse("tie_word_embeddings", !is_tied)?;
     keys.refuse(
         "scale_attn_weights",
         *keys.get("scale_attn_weights") == false,
@@ -151,6 +153,11 @@ mod tests {
                 "\"n_embd\"",
                 on("add_cross_attention"),
                 "add_cross_attention",
+            ),
+            (
+                "\"n_embd\"",
+                "\"tie_word_embeddings\": false, \"n_embd\"".into(),
+                "`tie_word_embeddings` = false",
             ),
             ("gelu_new", "relu".into(), "`activation_function` = relu"),
             (

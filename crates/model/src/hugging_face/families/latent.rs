@@ -1,6 +1,6 @@
 //! The keys of latent attention and of DeepSeek's experts.
 
-use super::{Saved, decoder, experts, windows};
+use super::{SavedAs, decoder, experts, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, LatentConfig, ModelConfig};
 use serde_json::{Value, json};
@@ -107,7 +107,7 @@ pub(super) fn write_experts(experts: &ExpertsConfig, json: &mut Value) {
 }
 
 /// The keys of a model with latent attention, without its experts.
-pub(super) fn write(config: &ModelConfig, saved: &Saved) -> Value {
+pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     let Some(latent) = &config.latent else {
         return json;

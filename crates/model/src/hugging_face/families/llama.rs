@@ -1,7 +1,7 @@
 //! Llama.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     if config.mlp_bias {
         json["mlp_bias"] = json!(true);

@@ -2,7 +2,7 @@
 //! part.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use crate::{ModelConfig, RopeScaling};
@@ -65,7 +65,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     ))
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     json["sliding_window"] = json!(config.sliding_window);
     if let Some(beta) = config.query_temperature {

@@ -1,7 +1,7 @@
 //! Mistral: Llama with a window in all layers, or in none.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     Ok(windows::with(config, window, Vec::new()))
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     json["sliding_window"] = json!(config.sliding_window);
     json

@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with experts in all layers, and without a window.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, experts, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, experts, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
@@ -23,9 +23,9 @@ pub(super) const FAMILY: Description = Description {
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(8),
     norm_eps: 1e-5,
-    rope: rope::Assumed {
+    rope: rope::AssumedRope {
         theta: 1e6,
-        ..rope::Assumed::LLAMA
+        ..rope::AssumedRope::LLAMA
     },
     ..Assumed::LLAMA
 };
@@ -49,7 +49,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let experts = experts::of(config);
     let mut json = decoder::write(config, saved);
     json["num_experts_per_tok"] = json!(experts.chosen);

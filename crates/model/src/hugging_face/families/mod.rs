@@ -68,11 +68,11 @@ struct Description {
     /// The model that the keys describe.
     read: fn(&Keys) -> Result<ModelConfig, HfConfigError>,
     /// The keys of a model, without its class and type. What the family does not have is left out.
-    write: fn(&ModelConfig, &Saved) -> Value,
+    write: fn(&ModelConfig, &SavedAs) -> Value,
 }
 
 /// How a model is saved.
-pub(super) struct Saved {
+pub(super) struct SavedAs {
     /// The longest sequence that it was trained on.
     pub(super) seq: usize,
     /// What transformers calls the type of its weights.
@@ -156,7 +156,7 @@ impl Family {
     }
 
     /// The `config.json` of a model of this family.
-    pub(super) fn write(self, config: &ModelConfig, saved: &Saved) -> Value {
+    pub(super) fn write(self, config: &ModelConfig, saved: &SavedAs) -> Value {
         let mut json = Map::new();
         json.insert("architectures".into(), vec![self.class()].into());
         json.insert("model_type".into(), self.name().into());
@@ -169,7 +169,7 @@ impl Family {
 
     /// The keys of `[model]` that would have other values in a file of this family than `config` has.
     fn lacks(self, config: &ModelConfig) -> Vec<String> {
-        let saved = Saved {
+        let saved = SavedAs {
             seq: 1,
             dtype: "float32",
         };
@@ -285,5 +285,116 @@ impl<'de> Deserialize<'de> for Family {
         let name = String::deserialize(deserializer)?;
         let unknown = || D::Error::custom(format!("{name:?} is no family of models"));
         Family::find(&name).ok_or_else(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RopeScaling;
+    use serde_json::json;
+
+    /// A file with sizes alone, and what transformers 5.23 makes of it.
+    #[test]
+    fn missing_keys_are_what_transformers_assumes() {
+        let read = |model_type: &str| {
+            let text = json!({
+                "model_type": model_type, "hidden_size": 80, "num_hidden_layers": 9, "num_attention_heads": 40,
+                "intermediate_size": 48, "vocab_size": 100, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+            });
+            ModelConfig::from_hf(&text.to_string()).unwrap()
+        };
+        for (family, kv_heads, head_dim, norm_eps, rope_theta, is_tied) in [
+            ("llama", 40, 2, 1e-6, 1e4, false),
+            ("mistral", 8, 2, 1e-6, 1e4, false),
+            ("phi3", 40, 2, 1e-5, 1e4, false),
+            ("smollm3", 4, 2, 1e-6, 2e6, true),
+            ("granite", 40, 2, 1e-6, 1e4, false),
+            ("olmo2", 40, 2, 1e-5, 1e4, false),
+            ("olmo3", 40, 2, 1e-5, 5e5, false),
+            ("ministral3", 8, 128, 1e-5, 1e6, false),
+            ("glm4_moe_lite", 40, 256, 1e-5, 1e4, false),
+        ] {
+            let config = read(family);
+            let found = (config.kv_heads, config.head_dim, config.norm_eps);
+            assert_eq!(found, (kv_heads, head_dim, norm_eps), "{family}");
+            let found = (config.rope_theta, config.tie_embeddings);
+            assert_eq!(found, (rope_theta, is_tied), "{family}");
+        }
+        assert_eq!(read("smollm3").no_rope_layers, [3, 7]);
+        assert_eq!(read("granite").attention_multiplier, Some(1.0));
+        let olmo3 = read("olmo3");
+        let windows = (olmo3.sliding_window, &olmo3.full_attention_layers[..]);
+        assert_eq!(windows, (Some(4096), &[3, 7][..]));
+        let ministral3 = read("ministral3");
+        assert_eq!(ministral3.query_temperature, Some(0.1));
+        let Some(RopeScaling::Yarn {
+            factor,
+            original_max_position,
+            attention_factor,
+            ..
+        }) = ministral3.rope_scaling
+        else {
+            panic!("it is YaRN");
+        };
+        assert_eq!(
+            (factor, original_max_position, attention_factor),
+            (16.0, 16384, Some(1.0))
+        );
+        let lite = read("glm4_moe_lite").experts.unwrap();
+        assert_eq!(
+            (lite.count, lite.ffn, lite.factor, &lite.dense_layers[..]),
+            (64, 1536, 1.8, &[0][..])
+        );
+    }
+
+    /// Each is as transformers 5.23 takes it, or refused where that ignores or mixes keys.
+    #[test]
+    fn rotary_embeddings_by_kind_of_layer_are_those_of_transformers() {
+        let read = |keys: &str| {
+            let text = format!(
+                r#"{{"model_type": "olmo3", "hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 9,
+                "intermediate_size": 8, "max_position_embeddings": 64{keys}}}"#
+            );
+            let config = ModelConfig::from_hf(&text).map_err(|error| error.to_string());
+            config.map(|it| {
+                (
+                    it.rope_theta,
+                    it.window_rope_theta,
+                    it.rope_scaling.is_some(),
+                )
+            })
+        };
+        let yarn = r#", "rope_scaling": {"rope_type": "yarn", "factor": 2}"#;
+        let kinds =
+            r#", "rope_parameters": {"full_attention": {"rope_theta": 7, "rope_type": "default"}}"#;
+        for (keys, expected) in [
+            (String::new(), (5e5, None, false)),
+            (r#", "rope_theta": 700"#.into(), (700.0, Some(5e5), false)),
+            (
+                format!(r#", "rope_theta": 700{yarn}"#),
+                (700.0, Some(5e5), true),
+            ),
+            (kinds.into(), (7.0, Some(5e5), false)),
+        ] {
+            assert_eq!(read(&keys), Ok(expected), "{keys}");
+        }
+        for (keys, word) in [
+            (
+                r#", "rope_parameters": {"rope_theta": 7, "rope_type": "default"}"#,
+                "`rope_parameters` = ",
+            ),
+            (
+                r#", "rope_scaling": {"type": "yarn", "factor": 2}"#,
+                "`rope_scaling` = ",
+            ),
+            (
+                r#", "original_max_position_embeddings": 32"#,
+                "`original_max_position_embeddings` = 32",
+            ),
+        ] {
+            let message = read(keys).unwrap_err();
+            assert!(message.contains(word), "{message}");
+        }
     }
 }

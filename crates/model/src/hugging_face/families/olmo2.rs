@@ -1,7 +1,7 @@
 //! OLMo 2: norms stand behind attention and the feed-forward layer, and those of queries and keys take all heads together.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ModelConfig, NormPlacement, QkNormExtent};
 use serde_json::Value;
@@ -41,7 +41,7 @@ pub(super) fn read_blocks(keys: &Keys, assumed: &Assumed) -> Result<ModelConfig,
 }
 
 /// Writes that.
-pub(super) fn write(config: &ModelConfig, saved: &Saved) -> Value {
+pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     // The default of transformers is a token of its own vocabulary.
     json["pad_token_id"] = Value::Null;

@@ -1,7 +1,7 @@
 //! OLMo 3: OLMo 2 with windows in most layers, which have a rotary embedding of their own.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, olmo2, windows};
+use super::{Description, ExpertNames, SavedAs, olmo2, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope::{self, Rope};
@@ -16,9 +16,9 @@ pub(super) const FAMILY: Description = Description {
     write,
 };
 
-const ROPE: rope::Assumed = rope::Assumed {
+const ROPE: rope::AssumedRope = rope::AssumedRope {
     theta: 5e5,
-    ..rope::Assumed::LLAMA
+    ..rope::AssumedRope::LLAMA
 };
 
 const ASSUMED: Assumed = Assumed {
@@ -33,7 +33,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let full = match windows::full_layers(keys, config.layers, true)? {
         Some(full) => full,
         None => {
-            let layers = 0..config.layers.min(1 << 16);
+            let layers = 0..config.layers;
             layers
                 .filter(|layer| (layer + 1).is_multiple_of(4))
                 .collect()
@@ -69,7 +69,7 @@ fn with_window_rope(config: ModelConfig, of_full: &Rope, of_window: Rope) -> Mod
     }
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = olmo2::write(config, saved);
     rope::write_by_kind(config, &mut json);
     // Null is refused where a layer has a window, and the key counts in no other.

@@ -2,7 +2,7 @@
 //! wavelengths are stretched by LongRoPE.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use crate::{ModelConfig, RopeScaling};
@@ -19,9 +19,9 @@ pub(super) const FAMILY: Description = Description {
 
 const ASSUMED: Assumed = Assumed {
     norm_eps: 1e-5,
-    rope: rope::Assumed {
+    rope: rope::AssumedRope {
         share: Some(1.0),
-        ..rope::Assumed::LLAMA
+        ..rope::AssumedRope::LLAMA
     },
     read_rope: rope::read_phi3,
     ..Assumed::LLAMA
@@ -42,7 +42,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     ))
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     // The default of transformers, 32000, is refused if the vocabulary is smaller.
     json["pad_token_id"] = Value::Null;

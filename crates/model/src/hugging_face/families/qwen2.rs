@@ -1,7 +1,7 @@
 //! Qwen2: q, k and v have biases.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
@@ -31,7 +31,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     windows::read_qwen(keys, config)
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     json["attention_bias"] = json!(true);
     windows::write_qwen(config, &mut json);

@@ -1,7 +1,7 @@
 //! Qwen2-MoE: experts beside a shared one behind a gate, and biases of q, k and v.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, experts, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, experts, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig};
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let experts = experts::of(config);
     let mut json = decoder::write(config, saved);
     experts::write_qwen(config, &experts, &mut json);

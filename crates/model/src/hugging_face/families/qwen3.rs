@@ -1,7 +1,7 @@
 //! Qwen3: queries and keys are normalised, a head at a time.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::Value;
@@ -34,7 +34,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     windows::read_qwen(keys, config)
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     windows::write_qwen(config, &mut json);
     json

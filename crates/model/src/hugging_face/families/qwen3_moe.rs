@@ -1,7 +1,7 @@
 //! Qwen3-MoE: Qwen3 with experts.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, experts, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, experts, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::Value;
@@ -39,7 +39,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     })
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     experts::write_qwen(config, &experts::of(config), &mut json);
     json

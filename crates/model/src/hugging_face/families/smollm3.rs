@@ -1,7 +1,7 @@
 //! SmolLM3: layers without a rotary embedding, which alone have a window if there is one.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, Saved, decoder, windows};
+use super::{Description, ExpertNames, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
@@ -19,9 +19,9 @@ pub(super) const FAMILY: Description = Description {
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(4),
     tied: true,
-    rope: rope::Assumed {
+    rope: rope::AssumedRope {
         theta: 2e6,
-        ..rope::Assumed::LLAMA
+        ..rope::AssumedRope::LLAMA
     },
     ..Assumed::LLAMA
 };
@@ -37,7 +37,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let full = match windows::full_layers(keys, config.layers, has_windows)? {
         Some(full) => full,
         None => {
-            let layers = 0..config.layers.min(1 << 16);
+            let layers = 0..config.layers;
             layers.filter(|layer| !still.contains(layer)).collect()
         }
     };
@@ -54,7 +54,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
 
 /// Layers without a rotary embedding have 0 in the list; without it, they are every so many.
 fn layers_that_do_not_turn(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigError> {
-    let listed = 0..layers.min(1 << 16);
+    let listed = 0..layers;
     if keys.is_null(TURNS) {
         let interval = keys.size_or("no_rope_layer_interval", 4)?;
         return Ok(listed
@@ -74,7 +74,7 @@ fn layers_that_do_not_turn(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfC
     }
 }
 
-fn write(config: &ModelConfig, saved: &Saved) -> Value {
+fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
     let turns = (0..config.layers).map(|layer| config.turns(layer) as u8);
     json["mlp_bias"] = json!(config.mlp_bias);

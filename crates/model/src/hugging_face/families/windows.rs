@@ -3,6 +3,7 @@
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 /// The names in `layer_types` of layers with a window, and of those without.
 const SLIDING: &str = "sliding_attention";
@@ -67,9 +68,9 @@ pub(super) fn full_layers(
     }
 }
 
-/// Layers before `count`. There are no more than a model may have, since sizes are checked afterwards.
+/// Layers before `count`.
 pub(super) fn first_layers(count: usize, layers: usize) -> Vec<usize> {
-    (0..count.min(layers).min(1 << 16)).collect()
+    (0..count.min(layers)).collect()
 }
 
 /// Reads Qwen's windows: if the file uses them, by `layer_types`, or from layer `max_window_layers` on.
@@ -102,8 +103,10 @@ pub(super) fn write_qwen(config: &ModelConfig, json: &mut Value) {
 
 /// The type of each layer.
 pub(super) fn types(config: &ModelConfig) -> Value {
-    let windows = (0..config.layers).map(|layer| config.window(layer));
-    windows
-        .map(|window| if window.is_some() { SLIDING } else { FULL })
+    let full: HashSet<usize> = config.full_attention_layers.iter().copied().collect();
+    let has_window = |layer| config.sliding_window.is_some() && !full.contains(&layer);
+    let layers = 0..config.layers;
+    layers
+        .map(|layer| if has_window(layer) { SLIDING } else { FULL })
         .collect()
 }

@@ -126,10 +126,11 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
         logits_scaling: 2.0,
         ..plain.clone()
     };
-    // As Phi-4-mini: 12 of the 20 columns of a head are turned.
+    // As Phi-4-mini: 12 of the 16 columns of a head are turned.
     let share = ModelConfig {
+        head_dim: 16,
         fused_projections: true,
-        rotary_share: 0.6,
+        rotary_share: 0.75,
         rope_scaling: Some(RopeScaling::LongRope {
             factor: 4.0,
             original_max_position: 16,

@@ -13,12 +13,9 @@ pub const STEPS: usize = 3;
 /// The variants, with widths that are multiples of 16.
 pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
     let whole = |(name, model): (&'static str, ModelConfig)| {
-        // 12 columns of a head are turned, as of the wider ones.
-        let is_share = model.rotary_share < 1.0;
         let model = ModelConfig {
             hidden: 64,
             head_dim: 16,
-            rotary_share: if is_share { 0.75 } else { 1.0 },
             ffn: 144,
             ..model
         };
