@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Peer: a training step of transformers' Qwen3-MoE, on the CPU or a GPU, by its grouped products or its loop over experts.
+"""Peer: a training step of transformers' Qwen3-MoE or GLM-4.5, on the CPU or a GPU, by its grouped products or its loop over experts.
 
 Prints one JSON line: tokens/s (median over steps after warm-up), losses, peak memory.
   python transformers_moe.py --experts 64 --chosen 4 --expert-ffn 192 --implementation grouped_mm|eager
@@ -13,7 +13,7 @@ import statistics
 import time
 
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3MoeConfig
 
 
 def arguments():
@@ -22,6 +22,7 @@ def arguments():
                    seq=256, micro_batch=4, accum=4, steps=10, warmup=3)
     for name, default in numbers.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    parser.add_argument("--family", default="qwen3_moe", choices=["qwen3_moe", "glm4_moe"])
     parser.add_argument("--implementation", default="grouped_mm", choices=["grouped_mm", "eager"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
@@ -29,16 +30,24 @@ def arguments():
     return parser.parse_args()
 
 
-def model(a):
-    config = Qwen3MoeConfig(
+def config(a):
+    common = dict(
         vocab_size=a.vocab, hidden_size=a.hidden, intermediate_size=a.ffn, num_hidden_layers=a.layers, num_attention_heads=a.heads,
-        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, num_experts=a.experts, num_experts_per_tok=a.chosen,
-        moe_intermediate_size=a.expert_ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], use_cache=False,
-        output_router_logits=False, tie_word_embeddings=False, attn_implementation="sdpa", experts_implementation=a.implementation)
+        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, num_experts_per_tok=a.chosen, moe_intermediate_size=a.expert_ffn,
+        norm_topk_prob=True, use_cache=False, tie_word_embeddings=False, attn_implementation="sdpa",
+        experts_implementation=a.implementation)
+    if a.family == "qwen3_moe":
+        return Qwen3MoeConfig(**common, num_experts=a.experts, decoder_sparse_step=1, mlp_only_layers=[], output_router_logits=False)
+    # As GLM-4.5 Air: half of each head is turned, biases of q, k and v, a shared expert, a dense first layer.
+    return Glm4MoeConfig(**common, n_routed_experts=a.experts, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1,
+                         partial_rotary_factor=0.5, attention_bias=True, use_qk_norm=False, num_nextn_predict_layers=0)
+
+
+def model(a):
     torch.manual_seed(0)
     # Drawn where they are used, which takes a GPU no time.
     torch.set_default_device(a.device)
-    made = Qwen3MoeForCausalLM(config).train().to(a.device, {"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype])
+    made = AutoModelForCausalLM.from_config(config(a)).train().to(a.device, {"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype])
     assert made.config._experts_implementation == a.implementation
     return made
 
@@ -69,14 +78,14 @@ class Optimizer:
 
 def main():
     a = arguments()
-    qwen = model(a)
-    optimizer = Optimizer(list(qwen.parameters()), a.master)
+    trained = model(a)
+    optimizer = Optimizer(list(trained.parameters()), a.master)
     times, losses = [], []
     for _ in range(a.steps):
         start, total = time.perf_counter(), 0.0
         for _ in range(a.accum):
             ids = torch.randint(0, a.vocab, (a.micro_batch, a.seq + 1), device=a.device)
-            logits = qwen(ids[:, :-1]).logits.float()
+            logits = trained(ids[:, :-1]).logits.float()
             loss = torch.nn.functional.cross_entropy(logits.view(-1, a.vocab), ids[:, 1:].reshape(-1)) / a.accum
             loss.backward()
             total += loss.item()
@@ -87,7 +96,7 @@ def main():
         times.append(time.perf_counter() - start)
     typical = statistics.median(times[a.warmup:] or times)
     print(json.dumps(dict(peer="torch " + torch.__version__, implementation=a.implementation, dtype=a.dtype,
-                          params=sum(weight.numel() for weight in qwen.parameters()), step_s=round(typical, 4),
+                          params=sum(weight.numel() for weight in trained.parameters()), step_s=round(typical, 4),
                           tokens_per_s=round(a.micro_batch * a.accum * a.seq / typical, 1), loss=[losses[0], losses[-1]],
                           peak_allocated_bytes=torch.cuda.max_memory_allocated() if a.device != "cpu" else None,
                           peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)))

@@ -273,19 +273,20 @@ pub enum ModelConfigError {
     },
     /// A temperature without the positions that it counts.
     #[error(
-        "model.query_temperature counts positions in units of model.rope_scaling.original_max_position, which is not set"
+        "model.query_temperature counts positions in units of model.rope_scaling.original_max_position, which is not set; set it"
     )]
     NoOriginal,
     /// A temperature is part of the table by which queries are turned.
     #[error(
-        "model.query_temperature is for models in which all layers turn whole heads; leave it out, or no_rope_layers and rotary_share"
+        "model.query_temperature is for models in which all layers turn whole heads: set no_rope_layers to [] and rotary_share to 1, or \
+         take a model without the temperature"
     )]
     TurnsInPart,
     /// Layers that are listed do not fit the model.
     #[error(
-        "model.no_rope_layers = {0:?}; write each of the model's layers, counted from 0, at most once and in order"
+        "model.no_rope_layers = {listed:?}: the model has {layers} layers, counted from 0; write each at most once, in order"
     )]
-    NoRopeLayers(Vec<usize>),
+    NoRopeLayers { listed: Vec<usize>, layers: usize },
     /// Layers with a window would turn as the others do.
     #[error(
         "model.window_rope_theta equals model.rope_theta, and nothing is stretched; leave it out"
@@ -301,8 +302,8 @@ pub enum ModelConfigError {
     FullLayers(Vec<usize>, String),
     /// No family has all features.
     #[error(
-        "no family that Hugging Face transformers knows has all features of this model, so what is saved could not be loaded \
-         there; {nearest} comes nearest, and lacks {lacked}"
+        "no family of models here has all features of this one, so what is saved could not be loaded elsewhere. The nearest is \
+         {nearest}, whose files cannot say {lacked}: change that; docs/guides/models.md has the families"
     )]
     NoFamily {
         nearest: &'static str,
@@ -310,7 +311,7 @@ pub enum ModelConfigError {
     },
     /// The family that is named lacks features.
     #[error(
-        "model.family is {family}, whose files cannot say {lacked}; change that, or leave the family out"
+        "model.family is {family}, whose files cannot say {lacked}; change that, or take another family"
     )]
     NotInFamily {
         family: &'static str,
@@ -323,12 +324,11 @@ pub enum ModelConfigError {
     #[error("model.latent: {0}")]
     Latent(String),
     /// A feature that blocks with experts or latents lack.
-    #[error(
-        "model.{key} does not go with model.{beside}: leave it out; latent attention has as many key-value heads as heads"
-    )]
+    #[error("model.{key} does not go with model.{beside}: set it to {instead}")]
     NotBeside {
         key: &'static str,
         beside: &'static str,
+        instead: &'static str,
     },
     /// A loss of routers in a model without any.
     #[error("model.{0} is set, and the model has no experts; leave it out")]
@@ -430,23 +430,31 @@ impl ModelConfig {
     fn check_beside_experts_and_latents(&self) -> Result<(), ModelConfigError> {
         let (experts, latent) = (self.experts.is_some(), self.latent.is_some());
         let after = self.norm_placement == NormPlacement::After;
-        let refused = [
-            ("norm_placement", (experts || latent) && after),
-            (
-                "residual_multiplier",
-                experts && self.residual_multiplier != 1.0,
-            ),
+        let mixture = [
+            ("norm_placement", after, "before"),
+            ("residual_multiplier", self.residual_multiplier != 1.0, "1"),
+        ];
+        let of_latents = [
+            ("norm_placement", after, "before"),
             (
                 "attention_multiplier",
-                latent && self.attention_multiplier.is_some(),
+                self.attention_multiplier.is_some(),
+                "nothing, in a file without it",
             ),
-            ("no_rope_layers", latent && !self.no_rope_layers.is_empty()),
-            ("rotary_share", latent && self.rotary_share != 1.0),
-            ("kv_heads", latent && self.kv_heads != self.heads),
+            ("no_rope_layers", !self.no_rope_layers.is_empty(), "[]"),
+            ("rotary_share", self.rotary_share != 1.0, "1"),
+            ("kv_heads", self.kv_heads != self.heads, "model.heads"),
         ];
-        let beside = if latent { "latent" } else { "experts" };
-        match refused.into_iter().find(|(_, is_there)| *is_there) {
-            Some((key, _)) => Err(ModelConfigError::NotBeside { key, beside }),
+        let mixture = mixture.into_iter().filter(|_| experts);
+        let of_latents = of_latents.into_iter().filter(|_| latent);
+        let mixture = mixture.map(|rule| ("experts", rule));
+        let mut refused = mixture.chain(of_latents.map(|rule| ("latent", rule)));
+        match refused.find(|(_, (_, is_there, _))| *is_there) {
+            Some((beside, (key, _, instead))) => Err(ModelConfigError::NotBeside {
+                key,
+                beside,
+                instead,
+            }),
             None => Ok(()),
         }
     }
@@ -535,7 +543,10 @@ impl ModelConfig {
             && still.last().is_none_or(|last| *last < self.layers)
         {
             true => Ok(()),
-            false => Err(ModelConfigError::NoRopeLayers(still.clone())),
+            false => Err(ModelConfigError::NoRopeLayers {
+                listed: still.clone(),
+                layers: self.layers,
+            }),
         }
     }
 

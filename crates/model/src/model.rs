@@ -156,12 +156,17 @@ impl Model {
     /// Row of the rotary tables at which a text of `length` tokens begins: 0, or the first short row where LongRoPE's short factors
     /// apply. A token's position is counted from it.
     pub fn first_table_row(&self, length: usize) -> usize {
-        let seq = self.computation.seq;
-        let mut rotary = self.architecture.rotary.iter();
-        match rotary.any(|rotary| (1..=rotary.short_rows(seq)).contains(&length)) {
-            true => seq,
+        match (1..=self.longest_short_text()).contains(&length) {
+            true => self.computation.seq,
             false => 0,
         }
+    }
+
+    /// The longest text that LongRoPE's short factors turn, if sequences may be longer; else 0.
+    pub fn longest_short_text(&self) -> usize {
+        let rotary = self.architecture.rotary.iter();
+        let rows = rotary.map(|rotary| rotary.short_rows(self.computation.seq));
+        rows.max().unwrap_or(0)
     }
 
     /// The tables of a rotary embedding for queries and for keys.

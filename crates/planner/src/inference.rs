@@ -80,22 +80,9 @@ impl InferencePlan {
         prompts: &[usize],
         wanted: &Generation,
     ) -> Result<InferencePlan> {
-        let wanted = Generation {
-            // With a cache, all later tokens lease the same as the second.
-            max_tokens: match wanted.uses_cache {
-                true => wanted.max_tokens.min(2),
-                false => wanted.max_tokens,
-            },
-            ends: Vec::new(),
-            ..wanted.clone()
-        };
-        let prompts: Vec<Vec<u32>> = prompts.iter().map(|tokens| vec![0; *tokens]).collect();
         let cache = wanted.uses_cache.then_some((prompts.len(), wanted.window));
         plan(settings, target, cache, |inference| {
-            inference
-                .forward()
-                .generate(&prompts, &wanted, |_, _| ())
-                .map(|_| ())
+            inference.forward().rehearse(prompts, wanted)
         })
     }
 

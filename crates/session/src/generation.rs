@@ -137,6 +137,40 @@ impl Forward<'_> {
         Ok(sequences.into_iter().map(Sequence::made).collect())
     }
 
+    /// On shapes, runs as much of a generation as leases all that it needs, from prompts of so many tokens. With a cache, all later
+    /// tokens need what the second does, and a text that is read again needs what a prompt of its length does.
+    ///
+    /// # Errors
+    /// As [`Forward::generate`].
+    pub fn rehearse(&mut self, prompts: &[usize], wanted: &Generation) -> Result {
+        let few = Generation {
+            max_tokens: match wanted.uses_cache {
+                true => wanted.max_tokens.min(2),
+                false => wanted.max_tokens,
+            },
+            ends: Vec::new(),
+            ..wanted.clone()
+        };
+        let of = |lengths: &[usize]| lengths.iter().map(|length| vec![0; *length]).collect();
+        let texts: Vec<Vec<u32>> = of(prompts);
+        self.generate(&texts, &few, |_, _| ())?;
+        let short = self.model.longest_short_text();
+        let grown = prompts.iter().map(|length| {
+            let most = wanted.window.min(length + wanted.max_tokens);
+            if *length <= short && most > short {
+                short + 1
+            } else {
+                *length
+            }
+        });
+        let grown: Vec<usize> = grown.collect();
+        if wanted.uses_cache && grown != prompts {
+            let texts: Vec<Vec<u32>> = of(&grown);
+            self.generate(&texts, &few, |_, _| ())?;
+        }
+        Ok(())
+    }
+
     /// Leases a cache for a text of at most `window` tokens that is generated in parts.
     ///
     /// # Errors

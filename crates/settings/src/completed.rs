@@ -115,6 +115,12 @@ impl Resolved {
             Table::try_from(&self.config.model)?,
             Table::try_from(&folder.model)?,
         );
+        // A folder's model names its family only where others have its features too.
+        let family = folder.model.family().map(|family| family.name());
+        if let Ok(family) = family {
+            taken.entry("family").or_insert_with(|| family.into());
+        }
+        let is_said = given.contains_key("family") || folder.model.family.is_some();
         let show = |value: Option<&Value>| value.map_or("absent".into(), ToString::to_string);
         let contradicts = |key: &str, ours: &str, theirs: &str| {
             refused(format!(
@@ -146,6 +152,9 @@ impl Resolved {
                 Some(value) => taken.insert(name.into(), value.clone()),
                 None => taken.remove(name),
             };
+        }
+        if !is_said {
+            taken.remove("family");
         }
         let model = Value::Table(taken).try_into();
         Ok(model.expect("each value was one of a model's before"))

@@ -113,8 +113,8 @@ keys! {
         key("model.rotary_share", Kind::Real(Range::Positive), "1.0",
             "Share of a head's columns that the rotary embedding turns, the first ones; at most 1 (GLM-4.5, Phi-4-mini)")
             .needs(need::ROTARY),
-        optional("model.window_rope_theta", Kind::Real(Range::Positive), ("10000.0", "rope_theta, and rope_scaling"),
-            "Base of the wavelengths in layers with a window, which are not stretched there (OLMo 3)"),
+        optional("model.window_rope_theta", Kind::Real(Range::Positive), ("10000.0", "they turn as other layers do"),
+            "Layers with a window turn by this base, without rope_scaling (OLMo 3)"),
         key("model.no_rope_layers", Kind::Wholes, "[]", "Layers without the rotary embedding, counted from 0 (SmolLM3)")
             .needs(need::ROTARY),
         optional("model.query_temperature", Kind::Real(Range::Positive), ("0.1", "none"),
@@ -123,7 +123,7 @@ keys! {
         key("model.residual_multiplier", Kind::Real(Range::Positive), "1.0",
             "What attention and the feed-forward layer add to the residual stream is multiplied by this (Granite)"),
         optional("model.attention_multiplier", Kind::Real(Range::Positive), ("0.015625", "1 / sqrt(head_dim)"),
-            "Attention's scores are multiplied by this (Granite)"),
+            "Attention's scores are multiplied by this (Granite, which needs it)"),
         key("model.logits_scaling", Kind::Real(Range::Positive), "1.0", "Logits are divided by this (Granite)"),
         optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
             "How rotary wavelengths are stretched for sequences longer than those of the original training")

@@ -345,7 +345,9 @@ fn forget_layers_beyond(table: &mut Table, set: &Overrides) {
         let is_within = |layer: &&Value| layer.as_integer().is_none_or(|layer| layer < layers);
         let within: Vec<Value> = listed.iter().filter(is_within).cloned().collect();
         if within.len() < listed.len() {
-            tracing::info!("{key} is without layers that model.layers = {layers} leaves out");
+            tracing::info!(
+                "{key}: layers from {layers} on are left out, since model.layers = {layers}"
+            );
             dotted::insert(table, key, Value::Array(within));
         }
     }

@@ -18,6 +18,9 @@ pub(super) const FAMILY: Description = Description {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_experts()?;
     windows::refuse_types(keys)?;
+    // transformers refuses it too.
+    let is_null = !keys.is_missing("attention_multiplier") && keys.is_null("attention_multiplier");
+    keys.refuse("attention_multiplier", is_null)?;
     let has_bias = keys.flag_or("attention_bias", false)?;
     Ok(ModelConfig {
         qkv_bias: has_bias,

@@ -167,17 +167,20 @@ impl Family {
         Value::Object(json)
     }
 
-    /// The keys of `[model]` that would have other values in a file of this family than `config` has.
-    fn lacks(self, config: &ModelConfig) -> Vec<String> {
+    /// What of a model its files cannot say: keys of `[model]`.
+    fn lacks(self, config: &ModelConfig) -> Lacks {
         let saved = SavedAs {
             seq: 1,
             dtype: "float32",
         };
-        let read = self.read(&self.write(config, &saved));
-        // Losses of routers belong to a training run, not to the model.
+        let read = match self.read(&self.write(config, &saved)) {
+            Ok(read) => read,
+            Err(error) => return Lacks::Unreadable(error.to_string()),
+        };
         let is_all_experts = |experts: &ExpertsConfig| experts.dense_layers.is_empty();
         let has_ffn = !config.experts.as_ref().is_some_and(is_all_experts);
-        let read = read.map(|read| ModelConfig {
+        // Losses of routers belong to a training run, not to the model.
+        let read = ModelConfig {
             family: config.family,
             // Without dense layers the width of these says nothing.
             ffn: if has_ffn { read.ffn } else { config.ffn },
@@ -185,42 +188,72 @@ impl Family {
             router_aux_kind: config.router_aux_kind,
             router_z_loss: config.router_z_loss,
             ..read
-        });
-        match read {
-            Ok(read) if read == *config => Vec::new(),
-            Ok(read) => differing(config, &read),
-            Err(HfConfigError::Unsupported(key, _) | HfConfigError::Key(key, _)) => {
-                vec![key.into()]
-            }
-            Err(_) => vec!["its sizes".into()],
+        };
+        match read == *config {
+            true => Lacks::Nothing,
+            false => Lacks::Keys(differing(config, &read)),
         }
     }
 
     /// Whether a file of this family can describe a model.
     pub(super) fn has(self, config: &ModelConfig) -> bool {
-        self.lacks(config).is_empty()
+        matches!(self.lacks(config), Lacks::Nothing)
+    }
+}
+
+/// What of a model the files of a family cannot say.
+enum Lacks {
+    Nothing,
+    /// These keys of `[model]`, with their values.
+    Keys(Vec<String>),
+    /// What is written is refused when it is read.
+    Unreadable(String),
+}
+
+impl Lacks {
+    /// How far the family is from the model: one that cannot be read is farthest.
+    fn count(&self) -> usize {
+        match self {
+            Lacks::Nothing => 0,
+            Lacks::Keys(keys) => keys.len(),
+            Lacks::Unreadable(_) => usize::MAX,
+        }
+    }
+}
+
+impl fmt::Display for Lacks {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Lacks::Nothing => Ok(()),
+            Lacks::Keys(keys) => f.write_str(&keys.join(", ")),
+            Lacks::Unreadable(error) => write!(f, "its sizes: {error}"),
+        }
     }
 }
 
 /// The keys in which two models differ, with the first one's values.
 fn differing(config: &ModelConfig, other: &ModelConfig) -> Vec<String> {
-    let keys = |of: &ModelConfig| match serde_json::to_value(of) {
-        Ok(Value::Object(keys)) => keys,
-        _ => unreachable!("a configuration has keys"),
-    };
-    let (ours, theirs) = (keys(config), keys(other));
-    let names = ours
-        .keys()
-        .chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
-    let differing = names.filter(|key| ours.get(*key) != theirs.get(*key));
-    let shown = differing.map(|key| match ours.get(key) {
-        Some(value @ (Value::Object(_) | Value::Array(_))) if value.to_string().len() > 40 => {
-            format!("model.{key}")
+    let value = |of: &ModelConfig| serde_json::to_value(of).unwrap_or_default();
+    let mut found = Vec::new();
+    differing_keys("model", &value(config), &value(other), &mut found);
+    found
+}
+
+/// Of objects, the keys that differ; of anything else, its own key.
+fn differing_keys(key: &str, ours: &Value, theirs: &Value, found: &mut Vec<String>) {
+    match (ours, theirs) {
+        _ if ours == theirs => {}
+        (Value::Object(ours), Value::Object(theirs)) => {
+            let others = theirs.keys().filter(|key| !ours.contains_key(*key));
+            for own in ours.keys().chain(others) {
+                let value = |of: &Map<String, Value>| of.get(own).cloned().unwrap_or_default();
+                differing_keys(&format!("{key}.{own}"), &value(ours), &value(theirs), found);
+            }
         }
-        Some(value) => format!("model.{key} = {value}"),
-        None => format!("no model.{key}"),
-    });
-    shown.collect()
+        (Value::Null, _) => found.push(format!("a model without {key}")),
+        (Value::Object(_), _) => found.push(key.into()),
+        _ => found.push(format!("{key} = {ours}")),
+    }
 }
 
 impl ModelConfig {
@@ -230,32 +263,29 @@ impl ModelConfig {
     /// With the features that the family lacks, or the nearest one.
     pub fn family(&self) -> Result<Family, ModelConfigError> {
         if let Some(family) = self.family {
-            let lacked = family.lacks(self);
-            return match lacked.is_empty() {
-                true => Ok(family),
-                false => Err(ModelConfigError::NotInFamily {
+            return match family.lacks(self) {
+                Lacks::Nothing => Ok(family),
+                lacked => Err(ModelConfigError::NotInFamily {
                     family: family.name(),
-                    lacked: lacked.join(", "),
+                    lacked: lacked.to_string(),
                 }),
             };
         }
-        let mut nearest: Option<(Family, Vec<String>)> = None;
+        let mut nearest: Option<(Family, Lacks)> = None;
         for family in Family::all() {
             let lacked = family.lacks(self);
-            if lacked.is_empty() {
+            if lacked.count() == 0 {
                 return Ok(family);
             }
-            if nearest
-                .as_ref()
-                .is_none_or(|(_, least)| lacked.len() < least.len())
-            {
+            let least = nearest.as_ref().map_or(usize::MAX, |(_, it)| it.count());
+            if lacked.count() < least || nearest.is_none() {
                 nearest = Some((family, lacked));
             }
         }
         let (family, lacked) = nearest.expect("there are families");
         Err(ModelConfigError::NoFamily {
             nearest: family.name(),
-            lacked: lacked.join(", "),
+            lacked: lacked.to_string(),
         })
     }
 }

@@ -56,7 +56,9 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
 fn layers_that_do_not_turn(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigError> {
     let listed = 0..layers;
     if keys.is_null(TURNS) {
-        let interval = keys.size_or("no_rope_layer_interval", 4)?;
+        const INTERVAL: &str = "no_rope_layer_interval";
+        let interval = keys.size_or(INTERVAL, 4)?;
+        keys.refuse(INTERVAL, interval == 0)?;
         return Ok(listed
             .filter(|layer| (layer + 1).is_multiple_of(interval))
             .collect());
