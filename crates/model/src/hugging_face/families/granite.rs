@@ -39,7 +39,8 @@ fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     json["mlp_bias"] = json!(config.mlp_bias);
     json["embedding_multiplier"] = json!(config.embedding_multiplier);
     json["residual_multiplier"] = json!(config.residual_multiplier);
-    json["attention_multiplier"] = json!(config.attention_multiplier);
+    let by_width = (config.head_dim as f64).sqrt().recip();
+    json["attention_multiplier"] = json!(config.attention_multiplier.unwrap_or(by_width));
     json["logits_scaling"] = json!(config.logits_scaling);
     json
 }

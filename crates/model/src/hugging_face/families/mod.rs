@@ -226,7 +226,7 @@ impl fmt::Display for Lacks {
         match self {
             Lacks::Nothing => Ok(()),
             Lacks::Keys(keys) => f.write_str(&keys.join(", ")),
-            Lacks::Unreadable(error) => write!(f, "its sizes: {error}"),
+            Lacks::Unreadable(error) => write!(f, "this model: {error}"),
         }
     }
 }
