@@ -20,10 +20,12 @@ mod batch;
 mod block;
 mod block_spec;
 mod config;
+mod config_error;
 mod deferred_gradients;
 mod error;
 mod expert_adapter;
 mod experts_config;
+mod features;
 mod flowing;
 mod forward_backward;
 mod fp8;
@@ -71,13 +73,12 @@ pub use balance::RouterLosses;
 pub use batch::{Batch, Tokens};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
-pub use config::{
-    ActivationFunction, ModelConfig, ModelConfigError, NormKind, NormPlacement, PositionKind,
-    QkNormExtent,
-};
+pub use config::ModelConfig;
+pub use config_error::ModelConfigError;
 pub use deferred_gradients::DeferredGradients;
 pub use error::{ModelError, Result};
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
+pub use features::{ActivationFunction, NormKind, NormPlacement, PositionKind, QkNormExtent};
 pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 pub use fp8_underflows::UnderflowShare;
 pub use hooks::{NoHooks, PassHooks};

@@ -1,18 +1,17 @@
 //! Blocks of RMSNorm, attention and SwiGLU or experts, as all families but GPT-2 have them. What layers and families differ in
 //! stands in a [`BlockSpec`]; parameters have transformers' names.
 
+use super::experts;
 use crate::fp8::Fp8Reader;
 use crate::hugging_face::ExpertNames;
-use crate::parameters::{ExpertFiles, Initial, Parameters, PartParameters};
+use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp,
-    Head, HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormBehind, NormStage,
-    Projection, Qkv, ResidualProjection, RouterChoice, RouterTables,
+    Attention, CoreAttention, Embedding, Head, HeadNorms, LatentDown, LatentHeads, LatentUp,
+    MlpActivation, Norm, NormBehind, NormStage, Projection, Qkv, ResidualProjection,
 };
 use crate::{
     Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    ExpertsConfig, Family, Fp8Layer, LatentConfig, Linear, ModelConfig, NormPlacement,
-    QkNormExtent, SharingRanks, Stage,
+    Fp8Layer, LatentConfig, Linear, ModelConfig, NormPlacement, QkNormExtent, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -34,7 +33,7 @@ pub(super) fn architecture(
     let mut first = parameters.of_part(Layer::Embedding, "model.");
     let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
     let embedding = embedding.multiplied(config.embedding_multiplier as f32);
-    let experts = config.experts.is_some().then(|| names_of_experts(config));
+    let expert_names = experts::names(config);
     let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {
         let part = Layer::Block(layer);
         let mut own = parameters.of_part(part, format!("model.layers.{layer}."));
@@ -42,7 +41,7 @@ pub(super) fn architecture(
             config,
             spec,
             kind: attention,
-            expert_names: experts.unwrap_or(ExpertNames::USUAL),
+            expert_names,
         };
         Block::new(config.hidden, builder.stages(&mut own))
     };
@@ -130,11 +129,11 @@ impl Builder<'_> {
         let mut stages = self.attention(own);
         match &self.spec.experts {
             None => stages.extend(self.dense(own)),
-            Some(experts) => {
+            Some(spec) => {
                 let norm = self.norm_in_front(&FEED_FORWARD, own);
                 stages.extend(boxed(norm, None));
                 let names = self.expert_names;
-                stages.extend(experts_of(self.config.hidden, experts, names, own));
+                stages.extend(experts::stages(self.config.hidden, spec, names, own));
             }
         }
         stages
@@ -326,145 +325,6 @@ fn normed(
         output,
         statistics: vec![rstd],
     }
-}
-
-/// The router, the experts that it chooses, and the shared ones. Parameters have the names that transformers gives them.
-fn experts_of(
-    hidden: usize,
-    experts: &ExpertsConfig,
-    names: ExpertNames,
-    own: &mut PartParameters,
-) -> Vec<Box<dyn Stage>> {
-    let (ffn, count, choices) = (experts.ffn, experts.count, experts.chosen);
-    let ExpertNames { module, up, down } = names;
-    let gate = format!("{module}.gate");
-    let files = |end, parts| ExpertFiles { end, module, parts };
-    let up = files("mlp.experts.gate_up_proj", up);
-    let down = files("mlp.experts.down_proj", down);
-    let mut stages: Vec<Box<dyn Stage>> = vec![
-        Box::new(Projection {
-            name: "moe_router",
-            input: H2,
-            output: RouterChoice::LOGITS,
-            linear: Linear::declare(&mut own.without_adapters(), &gate, [count, hidden], false),
-            in_f32: true,
-        }),
-        Box::new(RouterChoice {
-            name: "moe_choice",
-            logits: RouterChoice::LOGITS,
-            weights: RouterChoice::WEIGHTS,
-            ids: RouterChoice::IDS,
-            experts: count,
-            routing: experts.routing(),
-            bias: experts.choice_bias.then(|| {
-                let name = format!("{gate}.e_score_correction_bias");
-                own.buffer(&name, &[count], Initial::Zero)
-            }),
-            is_router: true,
-        }),
-        Box::new(RouterTables {
-            experts: count,
-            choices,
-        }),
-        Box::new(ExpertsUp {
-            linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
-            input: H2,
-            choices,
-        }),
-        Box::new(ExpertActivation {
-            name: "moe_act",
-            input: ExpertsUp::GATE_UP,
-            output: ExpertActivation::ACT,
-            weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
-            choices,
-            width: ffn,
-        }),
-    ];
-    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
-    stages.extend(shared_experts(hidden, experts, own));
-    let shared = (experts.shared_ffn > 0).then(|| {
-        let name = format!("{}.down_proj", shared_name(experts));
-        Linear::declare(own, &name, [hidden, experts.shared_ffn], false)
-    });
-    stages.push(Box::new(ExpertsDown {
-        linear,
-        shared,
-        residual: X2,
-        choices,
-    }));
-    stages
-}
-
-/// How files name experts. A test's model may have features that no family has.
-fn names_of_experts(config: &ModelConfig) -> ExpertNames {
-    let family = config.family();
-    family.map_or(ExpertNames::USUAL, Family::experts)
-}
-
-/// Qwen2-MoE has one shared expert, and DeepSeek several, which are one matrix in its files too.
-fn shared_name(experts: &ExpertsConfig) -> &'static str {
-    match experts.shared_gate {
-        true => "mlp.shared_expert",
-        false => "mlp.shared_experts",
-    }
-}
-
-/// The shared experts, up to their activation, and their gate.
-fn shared_experts(
-    hidden: usize,
-    experts: &ExpertsConfig,
-    own: &mut PartParameters,
-) -> Vec<Box<dyn Stage>> {
-    let width = experts.shared_ffn;
-    if width == 0 {
-        return Vec::new();
-    }
-    let mut stages: Vec<Box<dyn Stage>> = Vec::new();
-    if experts.shared_gate {
-        stages.push(Box::new(Projection {
-            name: "shared_gate",
-            input: H2,
-            output: RouterChoice::SHARED_LOGITS,
-            linear: Linear::declare(
-                &mut own.without_adapters(),
-                "mlp.shared_expert_gate",
-                [1, hidden],
-                false,
-            ),
-            in_f32: true,
-        }));
-        stages.push(Box::new(RouterChoice {
-            name: "shared_weight",
-            logits: RouterChoice::SHARED_LOGITS,
-            weights: RouterChoice::SHARED_WEIGHTS,
-            ids: RouterChoice::SHARED_IDS,
-            experts: 1,
-            routing: ExpertsConfig::GATE,
-            bias: None,
-            is_router: false,
-        }));
-    }
-    let parts = ["gate_proj", "up_proj"].map(|part| format!("{}.{part}", shared_name(experts)));
-    let parts = parts.iter().map(|name| (name.as_str(), width));
-    stages.push(Box::new(Projection {
-        name: "shared_up",
-        input: H2,
-        output: ExpertActivation::SHARED_GATE_UP,
-        linear: Linear::declare_together(own, parts, hidden, false),
-        in_f32: false,
-    }));
-    let weights = experts
-        .shared_gate
-        .then_some((RouterChoice::SHARED_WEIGHTS, None));
-    stages.push(Box::new(ExpertActivation {
-        name: "shared_act",
-        input: ExpertActivation::SHARED_GATE_UP,
-        output: ExpertActivation::SHARED_ACT,
-        weights,
-        choices: 1,
-        width,
-    }));
-    stages
 }
 
 /// The norms of latents have this epsilon, whatever the model's others have.

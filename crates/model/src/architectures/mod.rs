@@ -2,6 +2,7 @@
 //! whose blocks differ in what their [`BlockSpec`]s say.
 
 mod decoder;
+mod experts;
 mod gpt2;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! The activation function of the feed-forward layer: SwiGLU (Shazeer 2020), or, without a gate, the tanh form of GELU
 //! (Hendrycks and Gimpel 2016).
 
-use crate::config::ActivationFunction;
+use crate::features::ActivationFunction;
 use crate::fp8::{Fp8Layer, Fp8Reader};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Label, Pass, Result};

@@ -3,6 +3,9 @@
 use crate::workplace::Workplace;
 use serde_json::Value;
 
+#[path = "../golden/transformers/families.rs"]
+mod families;
+
 /// A workplace with a model in a folder.
 fn with_model() -> Workplace {
     let place = Workplace::new();
@@ -110,6 +113,39 @@ fn adapters_go_out_come_in_and_are_merged() {
     place.file("adapter/base.json", "{");
     let outcome = place.trainer("eval adapter --base other --data small.toml");
     outcome.fails(4, &["base.json"]);
+}
+
+/// Folders that transformers wrote: adapters on them are merged into a folder of the same family, which is read again.
+#[test]
+fn adapters_on_a_folder_of_each_family_are_merged() {
+    let place = Workplace::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/transformers");
+    for family in families::FAMILIES {
+        let folder = format!("{golden}/{family}");
+        let data = format!("--data {folder}/batches.safetensors --set data.any_tokenizer=true");
+        let train = format!(
+            "train --init-from {folder} {data} --seq 19 --micro-batch 2 --lora 2 --lr 0.05 --steps 3"
+        );
+        let [adapter, merged] = ["adapter", "merged"].map(|kind| format!("{family}-{kind}"));
+        let train = format!("{train} --save-final {adapter} --out {family}-run");
+        place.trainer(&train).succeeds();
+        let export = format!("export {adapter} --merge --out {merged}");
+        place.trainer(&export).succeeds();
+        let [base, adapted, merged_loss] = [&folder, &adapter, &merged].map(|model| {
+            let eval = format!("eval {model} {data} --seq 19 --json");
+            let told = place.trainer(&eval).succeeds().stdout;
+            let record: Value = serde_json::from_str(&told).unwrap();
+            record["loss"].as_f64().unwrap()
+        });
+        assert!((adapted - base).abs() > 1e-3, "{family}: {adapted} {base}");
+        let off = (merged_loss - adapted).abs();
+        assert!(off < 1e-5, "{family}: {merged_loss} {adapted}");
+        let [own, written] = [&folder, &merged].map(|model| {
+            let text = place.text(&format!("{model}/config.json"));
+            serde_json::from_str::<Value>(&text).unwrap()["model_type"].clone()
+        });
+        assert_eq!(own, written, "{family}");
+    }
 }
 
 /// The values of codes of experts, which have one scale for several tensors of files, are those of the merged model, and so is

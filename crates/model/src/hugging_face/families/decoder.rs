@@ -1,7 +1,7 @@
 //! The keys that most families share.
 
 use super::SavedAs;
-use crate::config::MOST_LAYERS;
+use crate::config_error::MOST_LAYERS;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope::{self, Rope};
 use crate::{ModelConfig, ModelConfigError, PositionKind, RopeScaling};

@@ -2,7 +2,7 @@
 
 use super::{Description, ExpertNames, SavedAs};
 use crate::ModelConfig;
-use crate::config::{ActivationFunction, NormKind, PositionKind};
+use crate::features::{ActivationFunction, NormKind, PositionKind};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
