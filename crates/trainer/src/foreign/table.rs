@@ -233,7 +233,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     not_built(&["moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity", "moe-token-drop-policy"], "no token is dropped, and the plan is exact all the same"),
     not_built(&["moe-input-jitter-eps"], "routers read what the layer reads"),
     needless(&["moe-grouped-gemm", "moe-permute-fusion", "moe-token-dispatcher-type"], "there is one way, and it is grouped"),
-    foreign(&["rotary-percent", "partial-rotary-factor"], "all columns of a head are turned, unless [model.latent] says otherwise", Words(&[("1.0", ""), ("1", "")])),
+    foreign(&["rotary-percent", "partial-rotary-factor"], "--set model.rotary_share=X, in a family that has it", Words(&[("1.0", ""), ("1", ""), ("0.5", "model.rotary_share=0.5"), ("0.75", "model.rotary_share=0.75")])),
     not_built(&["apply-layernorm-1p", "num-nextn-predict-layers", "mtp-num-layers"], "the model is planned and trained without it"),
     // Adapters, other objectives.
     foreign(&["lora-r", "lora-rank", "peft-config.r"], "--lora RANK", Key("lora.rank")),

@@ -12,7 +12,7 @@ struct Alias {
     /// The keys that the family needs instead of the file's. What its class does not have is refused.
     keys: fn(&Keys) -> Result<Value, HfConfigError>,
     /// What the class assumes of keys that are missing, where the family's assumes something else.
-    assumed: &'static [(&'static str, f64)],
+    assumed: fn() -> Value,
 }
 
 const ALIASES: [Alias; 4] = [
@@ -21,37 +21,28 @@ const ALIASES: [Alias; 4] = [
         class: "SeedOssForCausalLM",
         family: &qwen2::FAMILY,
         keys: seed_oss,
-        assumed: &[("num_key_value_heads", 8.0), ("head_dim", 128.0)],
+        assumed: || json!({"num_key_value_heads": 8, "head_dim": 128}),
     },
     Alias {
         model_type: "kimi_k2",
         class: "DeepseekV3ForCausalLM",
         family: &deepseek_v3::FAMILY,
         keys: |_| Ok(json!({})),
-        assumed: &[],
+        assumed: || json!({}),
     },
     Alias {
         model_type: "dots1",
         class: "Dots1ForCausalLM",
         family: &glm4_moe::FAMILY,
         keys: dots1,
-        assumed: &[
-            ("num_key_value_heads", 32.0),
-            ("first_k_dense_replace", 0.0),
-            ("rms_norm_eps", 1e-6),
-        ],
+        assumed: || json!({"num_key_value_heads": 32, "first_k_dense_replace": 0, "rms_norm_eps": 1e-6}),
     },
     Alias {
         model_type: "solar_open",
         class: "SolarOpenForCausalLM",
         family: &glm4_moe::FAMILY,
         keys: solar_open,
-        assumed: &[
-            ("partial_rotary_factor", 1.0),
-            ("head_dim", 128.0),
-            ("moe_intermediate_size", 1280.0),
-            ("rope_theta", 1e6),
-        ],
+        assumed: || json!({"partial_rotary_factor": 1.0, "head_dim": 128, "moe_intermediate_size": 1280, "rope_theta": 1e6}),
     },
 ];
 
@@ -71,12 +62,9 @@ pub(in crate::hugging_face) fn of_family(mut json: Value) -> Result<Value, HfCon
     };
     check_architecture(&json, alias.model_type, alias.class)?;
     let keys = (alias.keys)(&Keys(&json))?;
-    for (key, value) in alias.assumed {
+    for (key, value) in (alias.assumed)().as_object().into_iter().flatten() {
         if json.get(key).is_none() {
-            json[*key] = match value.fract() == 0.0 {
-                true => json!(*value as u64),
-                false => json!(value),
-            };
+            json[key] = value.clone();
         }
     }
     for (key, value) in keys.as_object().into_iter().flatten() {
