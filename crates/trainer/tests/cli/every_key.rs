@@ -77,7 +77,7 @@ const VALUES: [(&str, &str); 33] = [
     ("memory.budget", "100KiB"),
     ("memory.limit", "1KiB"),
     ("memory.tile_tokens", "8"),
-    ("model.family", "gpt2"),
+    ("model.family", "qwen3"),
     ("model.full_attention_layers", "[0]"),
     ("model.no_rope_layers", "[0]"),
     ("model.sliding_window", "8"),
