@@ -78,11 +78,12 @@ pub(super) fn stages(
     stages
 }
 
-/// How files name a model's experts. A test's model may have features that no family has.
+/// How files name a model's experts.
 pub(super) fn names(config: &ModelConfig) -> ExpertNames {
-    match config.experts {
-        None => ExpertNames::USUAL,
-        Some(_) => config.family().map_or(ExpertNames::USUAL, Family::experts),
+    match (&config.experts, config.family) {
+        (None, _) => ExpertNames::USUAL,
+        (Some(_), Some(family)) => family.experts(),
+        (Some(_), None) => Family::expert_names_of(config),
     }
 }
 

@@ -134,6 +134,14 @@ impl Family {
         self.0.class
     }
 
+    /// How files name the experts of a model that names no family. Plans ask often, so only families with names of their own are
+    /// tried; none before them in the list has experts.
+    pub(crate) fn expert_names_of(config: &ModelConfig) -> ExpertNames {
+        let mut own = Family::all().filter(|family| family.experts() != ExpertNames::USUAL);
+        let found = own.find(|family| family.has(config));
+        found.map_or(ExpertNames::USUAL, Family::experts)
+    }
+
     /// How its files name experts.
     pub(crate) fn experts(self) -> ExpertNames {
         self.0.experts
