@@ -19,7 +19,7 @@ pub struct BlockSpec {
     pub experts: Option<ExpertsConfig>,
     /// Where its norms stand.
     pub norms: NormPlacement,
-    /// What it adds to the residual stream is multiplied by this.
+    /// Factor on its outputs, before they are added to the residual stream.
     pub residual_multiplier: f32,
 }
 
@@ -38,7 +38,7 @@ pub struct AttentionSpec {
     pub scale: Option<f32>,
     /// The most keys that a query sees, its own included; none: its own and all before it.
     pub window: Option<usize>,
-    /// What norms of queries and keys take together; none: there are no such norms.
+    /// Extent of the norms of queries and keys; none if they have no norms.
     pub qk_norm: Option<QkNormExtent>,
     /// The rotary embedding that turns queries and keys; none: they have no positions.
     pub rotary: Option<Rotary>,

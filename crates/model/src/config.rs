@@ -44,7 +44,7 @@ pub struct ModelConfig {
     /// q and k are normalised before the rotary embedding (Qwen3).
     #[serde(default)]
     pub qk_norm: bool,
-    /// What those norms take together.
+    /// Extent of these norms.
     #[serde(default)]
     pub qk_norm_over: QkNormExtent,
     /// The most keys that a query sees, its own included; absent: its own and all before it.
@@ -100,7 +100,7 @@ pub struct ModelConfig {
     /// The embedding is multiplied by this.
     #[serde(default = "one")]
     pub embedding_multiplier: f64,
-    /// What attention and the feed-forward layer add to the residual stream is multiplied by this.
+    /// Factor on the outputs of attention and of the feed-forward layer, before they are added to the residual stream.
     #[serde(default = "one")]
     pub residual_multiplier: f64,
     /// Attention's scores are multiplied by this; absent: by 1 / sqrt(`head_dim`).

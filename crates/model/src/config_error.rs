@@ -1,4 +1,4 @@
-//! What is wrong with a model's configuration.
+//! Errors in a model's configuration.
 
 /// The most layers that a model may have.
 pub(crate) const MOST_LAYERS: usize = 1 << 16;

@@ -24,7 +24,7 @@ pub enum NormPlacement {
     After,
 }
 
-/// What norms of queries and keys take together.
+/// Extent of the norms of queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormExtent {

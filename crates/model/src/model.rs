@@ -169,13 +169,13 @@ impl Model {
         rows.max().unwrap_or(0)
     }
 
-    /// The tables of a rotary embedding for queries and for keys.
-    pub(crate) fn rotary_tables(&self, rotary: &Rotary) -> [In<'_>; 2] {
+    /// The tables of a rotary embedding: that of keys, and that of queries if they have their own.
+    pub(crate) fn rotary_tables(&self, rotary: &Rotary) -> (In<'_>, Option<In<'_>>) {
         let mut known = self.architecture.rotary.iter();
         let at = known.position(|known| known == rotary);
         let at = at.expect("stages turn only by rotary embeddings of their architecture");
         let RotaryTables { keys, queries } = &self.rotary_tables[at];
-        [queries.as_ref().unwrap_or(keys).view(), keys.view()]
+        (keys.view(), queries.as_ref().map(Buffer::view))
     }
 }
 

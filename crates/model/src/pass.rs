@@ -104,11 +104,12 @@ impl<'a> Pass<'a> {
         self.model.dtype()
     }
 
-    /// The tables of a rotary embedding for queries and for keys, `[2, s, columns / 2]` f32 each: cosines, sines.
+    /// The tables of a rotary embedding, `[2, rows, columns / 2]` f32 each: cosines, sines. The first is that of keys, and of queries
+    /// unless there is a second.
     ///
     /// # Panics
     /// If the architecture does not have it.
-    pub fn rotary_tables(&self, rotary: &Rotary) -> [In<'a>; 2] {
+    pub fn rotary_tables(&self, rotary: &Rotary) -> (In<'a>, Option<In<'a>>) {
         self.model.rotary_tables(rotary)
     }
 

@@ -68,7 +68,7 @@ fn dropout_scale_of<T: Real>(op: DropoutScale) {
 }
 
 vectorized! {
-    /// Beside the mask is the index of the row's first element.
+    /// `mask` comes with the index of the row's first element.
     fn bias_dropout_add_row<T: Real>(
         out: &mut [T],
         bias: Option<&[T]>,

@@ -85,15 +85,15 @@ struct Sublayer {
     norm_in_front: &'static str,
     /// The norm's name in files, where it stands behind.
     norm_behind: &'static str,
-    /// What the norm writes in front.
+    /// Output of the norm, if it stands in front.
     normed: Activation,
     /// The norm's statistic.
     rstd: Activation,
     /// The name of its last product.
     product: &'static str,
-    /// What the last product reads.
+    /// Input of the last product.
     made: Activation,
-    /// What the last product writes in front of a norm behind it.
+    /// Output of the last product, if a norm follows it.
     projected: Activation,
 }
 
@@ -139,7 +139,7 @@ impl Builder<'_> {
         stages
     }
 
-    /// What a sublayer's first products read.
+    /// Input of a sublayer's first products.
     fn input(&self, of: &Sublayer) -> Activation {
         match self.spec.norms {
             NormPlacement::Before => of.normed,

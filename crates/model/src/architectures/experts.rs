@@ -20,11 +20,48 @@ pub(super) fn stages(
 ) -> Vec<Box<dyn Stage>> {
     let (ffn, count, choices) = (experts.ffn, experts.count, experts.chosen);
     let ExpertNames { module, up, down } = names;
-    let gate = format!("{module}.gate");
     let files = |end, parts| ExpertFiles { end, module, parts };
     let up = files("mlp.experts.gate_up_proj", up);
     let down = files("mlp.experts.down_proj", down);
-    let mut stages: Vec<Box<dyn Stage>> = vec![
+    let mut stages = router(hidden, experts, module, own);
+    stages.push(Box::new(ExpertsUp {
+        linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
+        input: H2,
+        choices,
+    }));
+    stages.push(Box::new(ExpertActivation {
+        name: "moe_act",
+        input: ExpertsUp::GATE_UP,
+        output: ExpertActivation::ACT,
+        weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
+        choices,
+        width: ffn,
+    }));
+    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
+    stages.extend(shared_experts(hidden, experts, own));
+    let shared = (experts.shared_ffn > 0).then(|| {
+        let name = format!("{}.down_proj", shared_name(experts));
+        Linear::declare(own, &name, [hidden, experts.shared_ffn], false)
+    });
+    stages.push(Box::new(ExpertsDown {
+        linear,
+        shared,
+        residual: X2,
+        choices,
+    }));
+    stages
+}
+
+/// The router: its logits, its choice of experts, and the tables of each one's rows.
+fn router(
+    hidden: usize,
+    experts: &ExpertsConfig,
+    module: &str,
+    own: &mut PartParameters,
+) -> Vec<Box<dyn Stage>> {
+    let count = experts.count;
+    let gate = format!("{module}.gate");
+    vec![
         Box::new(Projection {
             name: "moe_router",
             input: H2,
@@ -47,35 +84,9 @@ pub(super) fn stages(
         }),
         Box::new(RouterTables {
             experts: count,
-            choices,
+            choices: experts.chosen,
         }),
-        Box::new(ExpertsUp {
-            linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
-            input: H2,
-            choices,
-        }),
-        Box::new(ExpertActivation {
-            name: "moe_act",
-            input: ExpertsUp::GATE_UP,
-            output: ExpertActivation::ACT,
-            weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
-            choices,
-            width: ffn,
-        }),
-    ];
-    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
-    stages.extend(shared_experts(hidden, experts, own));
-    let shared = (experts.shared_ffn > 0).then(|| {
-        let name = format!("{}.down_proj", shared_name(experts));
-        Linear::declare(own, &name, [hidden, experts.shared_ffn], false)
-    });
-    stages.push(Box::new(ExpertsDown {
-        linear,
-        shared,
-        residual: X2,
-        choices,
-    }));
-    stages
+    ]
 }
 
 /// How files name a model's experts.

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_needs_name() {
+    fn what_is_not_supported_is_named() {
         let cases = [
             ("llama\"", "bloom\"", "model_type `bloom`"),
             (
@@ -463,7 +463,7 @@ mod tests {
             ("\"llama\"", "\"phi3\"", "`rope_scaling` = llama3"),
             (
                 "\"llama\"",
-                "\"phi3\", \"resid_pdrop\": 0.1",
+                "\"mistral\", \"resid_pdrop\": 0.1",
                 "`resid_pdrop` = 0.1",
             ),
         ];

@@ -45,7 +45,7 @@ impl AssumedRope {
 }
 
 /// The rotary embedding that a file describes.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(super) struct Rope {
     /// The base of the wavelengths.
     pub(super) theta: f64,
@@ -59,7 +59,7 @@ pub(super) struct Rope {
 pub(super) fn read(keys: &Keys, assumed: &AssumedRope) -> Result<Rope, HfConfigError> {
     let (key, given) = parameters(keys.0)?;
     // Such a file has separate parameters for each kind of layer.
-    if KINDS.iter().any(|kind| given[*kind].is_object()) {
+    if [FULL, SLIDING].iter().any(|kind| given[*kind].is_object()) {
         return Err(HfConfigError::Unsupported(key, given.to_string()));
     }
     let theta = number_here_or_beside(keys.0, "rope_theta")?;
@@ -79,8 +79,10 @@ pub(super) fn required(keys: &Keys, key: &'static str) -> Result<f64, HfConfigEr
 /// The context length of the original training.
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// The kinds of layers, where they have parameters of their own.
-const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+/// Transformers' name of layers without a window, in `layer_types` and where they have a rotary embedding of their own.
+pub(super) const FULL: &str = "full_attention";
+/// That of layers with a window.
+pub(super) const SLIDING: &str = "sliding_attention";
 
 /// Reads the rotary embeddings of layers without a window, and of those with one, which have parameters of their own. Older
 /// files have those of the former alone; the latter then have the assumed base.
@@ -88,7 +90,9 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 
     const KEY: &str = "rope_parameters";
     let by_kind = keys.get(KEY);
     let older = keys.get("rope_scaling");
-    let has_kinds = KINDS.iter().any(|kind| by_kind[*kind].is_object());
+    let has_kinds = [FULL, SLIDING]
+        .iter()
+        .any(|kind| by_kind[*kind].is_object());
     // transformers merges the one into the other, or ignores one.
     keys.refuse(KEY, !by_kind.is_null() && (!has_kinds || !older.is_null()))?;
     keys.refuse(
@@ -109,10 +113,10 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 
             scaling: scaling.map(RopeScaling::truncated),
         })
     };
-    let full = if has_kinds { &by_kind[KINDS[0]] } else { older };
+    let full = if has_kinds { &by_kind[FULL] } else { older };
     Ok([
         of_kind(full, number(keys.0, "rope_theta")?)?,
-        of_kind(&by_kind[KINDS[1]], None)?,
+        of_kind(&by_kind[SLIDING], None)?,
     ])
 }
 
@@ -133,7 +137,7 @@ pub(super) fn write_by_kind(config: &ModelConfig, json: &mut Value) {
         let keys = json.as_object_mut();
         keys.expect("it was made as an object").shift_remove(key);
     }
-    json["rope_parameters"] = json!({KINDS[0]: full, KINDS[1]: sliding});
+    json["rope_parameters"] = json!({FULL: full, SLIDING: sliding});
 }
 
 /// The share of a head that is turned.
@@ -148,6 +152,14 @@ fn share(keys: &Keys, assumed: &AssumedRope) -> Result<f64, HfConfigError> {
     }
 }
 
+/// The kind of rotary embedding; older files have another name for the key.
+fn kind(parameters: &Value) -> &Value {
+    match &parameters["rope_type"] {
+        Value::Null => &parameters["type"],
+        kind => kind,
+    }
+}
+
 /// How the wavelengths are stretched by these parameters, which stand at `key`.
 fn scaling(
     json: &Value,
@@ -158,10 +170,7 @@ fn scaling(
         let number = number(scaling, key)?;
         number.ok_or(HfConfigError::Key(key, "a number"))
     };
-    let kind = match &scaling["rope_type"] {
-        Value::Null => &scaling["type"],
-        kind => kind,
-    };
+    let kind = kind(scaling);
     Ok(Some(match kind.as_str() {
         None if !kind.is_null() => return Err(HfConfigError::Key("rope_type", "a string")),
         None | Some("default") => return Ok(None),
@@ -232,10 +241,7 @@ fn truncate(scaling: &Value) -> Result<bool, HfConfigError> {
 /// LongRoPE, which older files of Phi-3 call by other names.
 fn long_rope(keys: &Keys) -> Result<Option<RopeScaling>, HfConfigError> {
     let (key, given) = parameters(keys.0)?;
-    let kind = match &given["rope_type"] {
-        Value::Null => &given["type"],
-        kind => kind,
-    };
+    let kind = kind(given);
     match kind.as_str() {
         None | Some("default") => return Ok(None),
         Some("longrope" | "su" | "yarn") => {}

@@ -67,7 +67,7 @@ impl Embedding {
         self.scale(pass, x.view_mut())
     }
 
-    /// Multiplies and drops in place, the sum or its gradient.
+    /// Multiplies by the embedding's factor and drops, in place: the sum, or its gradient.
     fn scale(&self, pass: &Pass, out: Out) -> Result {
         let dropout = pass.dropout(self.dropout);
         if self.multiplier != 1.0 || dropout.is_some() {

@@ -10,8 +10,7 @@ use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
-    BiasDropoutAdd, ExpertRows, OutputForm, SumRows, Swiglu, SwigluBackward, WeighedSwiglu,
-    WeighedSwigluBackward,
+    ExpertRows, OutputForm, SumRows, Swiglu, SwigluBackward, WeighedSwiglu, WeighedSwigluBackward,
 };
 use memory::{Buffer, In, Out};
 
@@ -116,18 +115,6 @@ fn sum_rows(pass: &Pass, out: Out, (rows, slot_row): (In, In), init: Init) -> Re
     })?)
 }
 
-/// `out += x`, of rows.
-fn add_rows(pass: &Pass, out: Out, x: In) -> Result {
-    Ok(pass.kernels().run(BiasDropoutAdd {
-        out,
-        bias: None,
-        dropout: None,
-        first: 0,
-        scale: 1.0,
-        residual: Some(x),
-    })?)
-}
-
 /// Gate and up of every row, by its expert: products of the input's rows, found by each row's token.
 pub struct ExpertsUp {
     /// The products.
@@ -191,7 +178,7 @@ impl Stage for ExpertsUp {
             };
             adapter.forward(pass, super::written(&mut added), rows, offsets.view())?;
             if let (Some(out), Some(added)) = (&mut out, &added) {
-                add_rows(pass, out.view_mut(), added.view())?;
+                super::add(pass.kernels(), out.view_mut(), added.view())?;
             }
         }
         pass.put(ExpertsUp::GATE_UP, out);
@@ -463,7 +450,7 @@ impl Stage for ExpertsDown {
         if let (Some(adapter), Some(through)) = (&self.linear.adapter, &through) {
             let mut added = pass.temporary("d_expert_lora", dact.dims())?;
             adapter.input_gradient(pass, added.view_mut(), through.view(), offsets.view())?;
-            add_rows(pass, dact.view_mut(), added.view())?;
+            super::add(pass.kernels(), dact.view_mut(), added.view())?;
         }
         pass.file_gradient(input, dact);
         pass.file_gradient(self.residual, dout);

@@ -4,7 +4,7 @@
 use super::Norm;
 use crate::{Activation, Linear, LossPart, ParameterId, Pass, Preferences, Result};
 use kernels::Init;
-use kernels::operation::{BiasDropoutAdd, CrossEntropy, PreferenceLoss, Sum};
+use kernels::operation::{CrossEntropy, PreferenceLoss, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
 use std::ops::Range;
 
@@ -184,7 +184,8 @@ impl Head {
         let mut statistics = statistics.collect::<Result<Vec<Buffer>, _>>()?;
         let made = statistics.iter_mut().map(|of| Some(of.view_mut()));
         self.norm.forward(pass, Some(h.view_mut()), made, x)?;
-        self.scale_logits(pass, h.view_mut())?;
+        // The input is much narrower than the logits.
+        super::multiply(pass.kernels(), h.view_mut(), self.logit_multiplier)?;
         let mut logits = pass.temporary("logits", [rows, self.linear.outputs()])?;
         self.linear.forward(pass, logits.view_mut(), h.view())?;
         Ok(Normed {
@@ -235,22 +236,7 @@ impl Head {
         let mut dh = pass.temporary("d_final_norm", shape)?;
         self.linear
             .input_gradient(pass, dh.view_mut(), Init::Overwrite, (dlogits.view(), None))?;
-        self.scale_logits(pass, dh.view_mut())?;
+        super::multiply(pass.kernels(), dh.view_mut(), self.logit_multiplier)?;
         Ok(dh)
-    }
-
-    /// Multiplies the normalised input, which is much narrower than the logits, or its gradient.
-    fn scale_logits(&self, pass: &Pass, out: Out) -> Result {
-        if self.logit_multiplier == 1.0 {
-            return Ok(());
-        }
-        Ok(pass.kernels().run(BiasDropoutAdd {
-            out,
-            bias: None,
-            dropout: None,
-            first: 0,
-            scale: self.logit_multiplier,
-            residual: None,
-        })?)
     }
 }

@@ -33,7 +33,7 @@ impl Tail {
         Ok(pass.kernels().run(RotaryTail {
             x: x.view_mut(),
             head_dim: self.head_dim,
-            table: pass.rotary_tables(&self.rotary)[0],
+            table: pass.rotary_tables(&self.rotary).0,
             positions: pass.positions(),
             are_neighbours: self.are_neighbours,
             inverse,

@@ -30,9 +30,11 @@ pub(crate) use rotary::RotaryTables;
 pub use rotary::{Rotary, Temperature};
 pub use router::{RouterChoice, RouterTables};
 
-use crate::Extent;
 use crate::fp8::Fp8Reader;
-use memory::{Buffer, Out};
+use crate::{Extent, Result};
+use kernels::Kernels;
+use kernels::operation::BiasDropoutAdd;
+use memory::{Buffer, In, Out};
 
 /// The extent of an activation of so many columns: codes, if its only reader is a layer that takes codes.
 fn extent_of(read_by: Option<Fp8Reader>, width: usize) -> Extent {
@@ -45,4 +47,31 @@ fn extent_of(read_by: Option<Fp8Reader>, width: usize) -> Extent {
 /// The place for an output that may not be needed.
 fn written(buffer: &mut Option<Buffer>) -> Option<Out<'_>> {
     buffer.as_mut().map(Buffer::view_mut)
+}
+
+/// `out += x`.
+fn add(kernels: &Kernels, out: Out, x: In) -> Result {
+    Ok(kernels.run(BiasDropoutAdd {
+        out,
+        bias: None,
+        dropout: None,
+        first: 0,
+        scale: 1.0,
+        residual: Some(x),
+    })?)
+}
+
+/// `out *= factor`; nothing for a factor of 1.
+fn multiply(kernels: &Kernels, out: Out, factor: f32) -> Result {
+    if factor == 1.0 {
+        return Ok(());
+    }
+    Ok(kernels.run(BiasDropoutAdd {
+        out,
+        bias: None,
+        dropout: None,
+        first: 0,
+        scale: factor,
+        residual: None,
+    })?)
 }

@@ -6,7 +6,7 @@ use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Pass, Result};
 use kernels::Init;
-use kernels::operation::{BiasDropoutAdd, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use kernels::operation::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use memory::{Buffer, In, Out};
 use std::rc::Rc;
 
@@ -234,14 +234,7 @@ impl Stage for NormBehind {
         self.norm
             .forward(pass, y, [super::written(&mut rstd)], x.view())?;
         if let Some(out) = super::written(&mut out) {
-            pass.kernels().run(BiasDropoutAdd {
-                out,
-                bias: None,
-                dropout: None,
-                first: 0,
-                scale: 1.0,
-                residual: Some(residual.view()),
-            })?;
+            super::add(pass.kernels(), out, residual.view())?;
         }
         pass.put(self.output, out);
         pass.put(self.rstd, rstd);

@@ -56,11 +56,11 @@ impl Qkv {
     /// The rotary embedding to apply where the product is split; none with norms, which come first.
     fn turn<'p>(&self, pass: &Pass<'p>) -> Option<Turn<'p>> {
         let rotary = self.rotary.as_ref().filter(|_| self.norms.is_none())?;
-        let [q_table, table] = pass.rotary_tables(rotary);
+        let (table, q_table) = pass.rotary_tables(rotary);
         Some(Turn {
             head_dim: self.head_dim,
             table,
-            q_table: rotary.temperature.map(|_| q_table),
+            q_table,
             positions: pass.positions(),
         })
     }
@@ -68,10 +68,12 @@ impl Qkv {
     /// Applies the rotary embedding to queries or keys, or its inverse to their gradient.
     fn turn_in_place(&self, pass: &Pass, which: usize, x: Out, inverse: bool) -> Result {
         if let Some(rotary) = &self.rotary {
+            let (of_keys, of_queries) = pass.rotary_tables(rotary);
+            let own = of_queries.filter(|_| Qkv::MADE[which] == Qkv::Q);
             pass.kernels().run(operation::Rotary {
                 x,
                 head_dim: self.head_dim,
-                table: pass.rotary_tables(rotary)[which],
+                table: own.unwrap_or(of_keys),
                 positions: pass.positions(),
                 inverse,
             })?;

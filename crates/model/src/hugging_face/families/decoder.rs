@@ -19,8 +19,6 @@ pub(super) struct Assumed {
     pub(super) tied: bool,
     /// The rotary embedding.
     pub(super) rope: rope::AssumedRope,
-    /// Reads the rotary embedding.
-    pub(super) read_rope: fn(&Keys, &rope::AssumedRope) -> Result<Rope, HfConfigError>,
 }
 
 impl Assumed {
@@ -31,13 +29,21 @@ impl Assumed {
         norm_eps: 1e-6,
         tied: false,
         rope: rope::AssumedRope::LLAMA,
-        read_rope: rope::read,
     };
 }
 
 /// A model with RMSNorm, SwiGLU and a rotary embedding. What a family has beyond that is added by its file.
 pub(super) fn read(keys: &Keys, assumed: &Assumed) -> Result<ModelConfig, HfConfigError> {
-    let mut config = read_with_scores_of_latents(keys, assumed)?;
+    read_with(keys, assumed, rope::read(keys, &assumed.rope)?)
+}
+
+/// The same with a rotary embedding that was read in another way.
+pub(super) fn read_with(
+    keys: &Keys,
+    assumed: &Assumed,
+    rope: Rope,
+) -> Result<ModelConfig, HfConfigError> {
+    let mut config = read_with_scores_of_latents(keys, assumed, rope)?;
     if let Some(RopeScaling::Yarn { mscale_all_dim, .. }) = &mut config.rope_scaling {
         *mscale_all_dim = None;
     }
@@ -48,6 +54,7 @@ pub(super) fn read(keys: &Keys, assumed: &Assumed) -> Result<ModelConfig, HfConf
 pub(super) fn read_with_scores_of_latents(
     keys: &Keys,
     assumed: &Assumed,
+    rope: Rope,
 ) -> Result<ModelConfig, HfConfigError> {
     let is_other = |key: &str, value: &str| !keys.is_null(key) && *keys.get(key) != value;
     keys.refuse("hidden_act", is_other("hidden_act", "silu"))?;
@@ -57,7 +64,6 @@ pub(super) fn read_with_scores_of_latents(
     }
     let (hidden, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
     let head_dim = assumed.head_dim.unwrap_or(hidden / heads.max(1));
-    let rope = (assumed.read_rope)(keys, &assumed.rope)?;
     Ok(ModelConfig {
         hidden,
         layers: layers(keys)?,
@@ -77,6 +83,19 @@ pub(super) fn read_with_scores_of_latents(
         rotary_share: rope.share,
         init_std: keys.number_or("initializer_range", 0.02)?,
         ..ModelConfig::PLAIN
+    })
+}
+
+/// The same model with biases in all of attention, if `attention_bias` says so.
+pub(super) fn with_attention_bias(
+    keys: &Keys,
+    config: ModelConfig,
+) -> Result<ModelConfig, HfConfigError> {
+    let has_bias = keys.flag_or("attention_bias", false)?;
+    Ok(ModelConfig {
+        qkv_bias: has_bias,
+        o_bias: has_bias,
+        ..config
     })
 }
 
@@ -108,6 +127,8 @@ pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
         "max_position_embeddings": rope::max_position(config, saved.seq),
         "bos_token_id": null,
         "eos_token_id": null,
+        // Some classes assume a token here, which transformers refuses if the vocabulary is smaller, and does not train.
+        "pad_token_id": null,
         "torch_dtype": saved.dtype,
     })
 }

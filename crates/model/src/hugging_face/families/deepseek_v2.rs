@@ -2,18 +2,14 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths};
-use super::{Description, ExpertNames, SavedAs, experts, latent, windows};
+use super::{Description, SavedAs, experts, latent, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "deepseek_v2",
-    class: "DeepseekV2ForCausalLM",
     aliases: &[("num_experts", "n_routed_experts")],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
+    ..Description::new(["deepseek_v2", "DeepseekV2ForCausalLM"], read, write)
 };
 
 const ASSUMED: AssumedExperts = AssumedExperts {

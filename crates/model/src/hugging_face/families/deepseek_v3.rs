@@ -2,18 +2,14 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths, PREDICTORS};
-use super::{Description, ExpertNames, SavedAs, experts, latent, windows};
+use super::{Description, SavedAs, experts, latent, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig, ScoreKind};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "deepseek_v3",
-    class: "DeepseekV3ForCausalLM",
     aliases: &[("num_local_experts", "n_routed_experts")],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
+    ..Description::new(["deepseek_v3", "DeepseekV3ForCausalLM"], read, write)
 };
 
 const ASSUMED: AssumedExperts = AssumedExperts {

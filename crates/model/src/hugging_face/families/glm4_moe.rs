@@ -2,22 +2,18 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, PREDICTORS};
-use super::{Description, ExpertNames, SavedAs, decoder, deepseek_v3, experts, windows};
+use super::{Description, SavedAs, decoder, deepseek_v3, experts, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "glm4_moe",
-    class: "Glm4MoeForCausalLM",
     aliases: &[
         ("num_local_experts", "n_routed_experts"),
         (PREDICTORS[1], PREDICTORS[0]),
     ],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
+    ..Description::new(["glm4_moe", "Glm4MoeForCausalLM"], read, write)
 };
 
 const ASSUMED: Assumed = Assumed {

@@ -2,21 +2,17 @@
 
 use super::decoder::Assumed;
 use super::latent::{AssumedExperts, AssumedWidths, PREDICTORS};
-use super::{Description, ExpertNames, SavedAs, deepseek_v3, experts};
+use super::{Description, SavedAs, deepseek_v3, experts};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::Value;
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "glm4_moe_lite",
-    class: "Glm4MoeLiteForCausalLM",
     aliases: &[
         ("num_local_experts", "n_routed_experts"),
         (PREDICTORS[1], PREDICTORS[0]),
     ],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
+    ..Description::new(["glm4_moe_lite", "Glm4MoeLiteForCausalLM"], read, write)
 };
 
 const ASSUMED: Assumed = Assumed {

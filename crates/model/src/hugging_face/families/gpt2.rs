@@ -1,23 +1,19 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::{Description, ExpertNames, SavedAs};
+use super::{Description, SavedAs};
 use crate::ModelConfig;
 use crate::features::{ActivationFunction, NormKind, PositionKind};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "gpt2",
-    class: "GPT2LMHeadModel",
     aliases: &[
         ("hidden_size", "n_embd"),
         ("num_hidden_layers", "n_layer"),
         ("num_attention_heads", "n_head"),
         ("max_position_embeddings", "n_positions"),
     ],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
+    ..Description::new(["gpt2", "GPT2LMHeadModel"], read, write)
 };
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {

@@ -1,19 +1,13 @@
 //! Granite: four multipliers.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "granite",
-    class: "GraniteForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description =
+    Description::new(["granite", "GraniteForCausalLM"], read, write);
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_experts()?;
@@ -21,16 +15,14 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     // transformers refuses it too.
     let is_null = !keys.is_missing("attention_multiplier") && keys.is_null("attention_multiplier");
     keys.refuse("attention_multiplier", is_null)?;
-    let has_bias = keys.flag_or("attention_bias", false)?;
+    let config = decoder::read(keys, &Assumed::LLAMA)?;
     Ok(ModelConfig {
-        qkv_bias: has_bias,
-        o_bias: has_bias,
         mlp_bias: keys.flag_or("mlp_bias", false)?,
         embedding_multiplier: keys.number_or("embedding_multiplier", 1.0)?,
         residual_multiplier: keys.number_or("residual_multiplier", 1.0)?,
         attention_multiplier: Some(keys.number_or("attention_multiplier", 1.0)?),
         logits_scaling: keys.number_or("logits_scaling", 1.0)?,
-        ..decoder::read(keys, &Assumed::LLAMA)?
+        ..decoder::with_attention_bias(keys, config)?
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::{SavedAs, decoder, experts, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::hugging_face::rope;
 use crate::{ExpertsConfig, LatentConfig, ModelConfig};
 use serde_json::{Value, json};
 
@@ -47,12 +48,10 @@ pub(super) fn read(
 ) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    keys.refuse(
-        "use_sliding_window",
-        *keys.get("use_sliding_window") == true,
-    )?;
+    windows::refuse_used(keys)?;
     keys.refuse("attention_bias", keys.flag_or("attention_bias", false)?)?;
-    let config = decoder::read_with_scores_of_latents(keys, assumed)?;
+    let config =
+        decoder::read_with_scores_of_latents(keys, assumed, rope::read(keys, &assumed.rope)?)?;
     let latent = LatentConfig {
         kv: keys.size_or("kv_lora_rank", widths.kv)?,
         q: match keys.is_missing("q_lora_rank") {

@@ -1,29 +1,20 @@
 //! Llama.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "llama",
-    class: "LlamaForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description = Description::new(["llama", "LlamaForCausalLM"], read, write);
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_experts()?;
     windows::refuse_types(keys)?;
-    let has_bias = keys.flag_or("attention_bias", false)?;
+    let config = decoder::read(keys, &Assumed::LLAMA)?;
     Ok(ModelConfig {
-        qkv_bias: has_bias,
-        o_bias: has_bias,
         mlp_bias: keys.flag_or("mlp_bias", false)?,
-        ..decoder::read(keys, &Assumed::LLAMA)?
+        ..decoder::with_attention_bias(keys, config)?
     })
 }
 

@@ -2,20 +2,14 @@
 //! part.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "ministral3",
-    class: "Ministral3ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description =
+    Description::new(["ministral3", "Ministral3ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(8),
@@ -71,7 +65,5 @@ fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     if let Some(beta) = config.query_temperature {
         json["rope_scaling"][BETA] = json!(beta);
     }
-    // The default of transformers is a token of its own vocabulary.
-    json["pad_token_id"] = Value::Null;
     json
 }

@@ -1,19 +1,13 @@
 //! Mistral: Llama with a window in all layers, or in none.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "mistral",
-    class: "MistralForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description =
+    Description::new(["mistral", "MistralForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(8),

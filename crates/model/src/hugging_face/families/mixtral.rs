@@ -8,16 +8,13 @@ use crate::hugging_face::rope;
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
-    model_type: "mixtral",
-    class: "MixtralForCausalLM",
     aliases: &[("num_experts", "num_local_experts")],
     experts: ExpertNames {
         module: "block_sparse_moe",
         up: &["w1", "w3"],
         down: &["w2"],
     },
-    read,
-    write,
+    ..Description::new(["mixtral", "MixtralForCausalLM"], read, write)
 };
 
 const ASSUMED: Assumed = Assumed {

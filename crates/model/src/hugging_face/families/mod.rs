@@ -6,6 +6,7 @@ mod decoder;
 mod deepseek_v2;
 mod deepseek_v3;
 mod experts;
+mod gaps;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
@@ -26,8 +27,9 @@ mod smollm3;
 mod windows;
 
 use super::keys::{HfConfigError, Keys};
-use crate::{ExpertsConfig, ModelConfig, ModelConfigError};
+use crate::ModelConfig;
 pub(super) use aliases::{names as alias_names, of_family};
+use gaps::Gaps;
 pub(super) use latent::PREDICTORS;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use serde_json::{Map, Value};
@@ -69,6 +71,24 @@ struct Description {
     read: fn(&Keys) -> Result<ModelConfig, HfConfigError>,
     /// The keys of a model, without its class and type. What the family does not have is left out.
     write: fn(&ModelConfig, &SavedAs) -> Value,
+}
+
+impl Description {
+    /// A family without aliases, whose files name experts as most do; by its `model_type` and class.
+    const fn new(
+        [model_type, class]: [&'static str; 2],
+        read: fn(&Keys) -> Result<ModelConfig, HfConfigError>,
+        write: fn(&ModelConfig, &SavedAs) -> Value,
+    ) -> Description {
+        Description {
+            model_type,
+            class,
+            aliases: &[],
+            experts: ExpertNames::USUAL,
+            read,
+            write,
+        }
+    }
 }
 
 /// How a model is saved.
@@ -175,126 +195,9 @@ impl Family {
         Value::Object(json)
     }
 
-    /// What of a model its files cannot say: keys of `[model]`.
-    fn lacks(self, config: &ModelConfig) -> Lacks {
-        let saved = SavedAs {
-            seq: 1,
-            dtype: "float32",
-        };
-        let read = match self.read(&self.write(config, &saved)) {
-            Ok(read) => read,
-            Err(error) => return Lacks::Unreadable(error.to_string()),
-        };
-        let is_all_experts = |experts: &ExpertsConfig| experts.dense_layers.is_empty();
-        let has_ffn = !config.experts.as_ref().is_some_and(is_all_experts);
-        // Losses of routers belong to a training run, not to the model.
-        let read = ModelConfig {
-            family: config.family,
-            // Without dense layers the width of these says nothing.
-            ffn: if has_ffn { read.ffn } else { config.ffn },
-            router_aux: config.router_aux,
-            router_aux_kind: config.router_aux_kind,
-            router_z_loss: config.router_z_loss,
-            ..read
-        };
-        match read == *config {
-            true => Lacks::Nothing,
-            false => Lacks::Keys(differing(config, &read)),
-        }
-    }
-
     /// Whether a file of this family can describe a model.
     pub(super) fn has(self, config: &ModelConfig) -> bool {
-        matches!(self.lacks(config), Lacks::Nothing)
-    }
-}
-
-/// What of a model the files of a family cannot say.
-enum Lacks {
-    Nothing,
-    /// These keys of `[model]`, with their values.
-    Keys(Vec<String>),
-    /// What is written is refused when it is read.
-    Unreadable(String),
-}
-
-impl Lacks {
-    /// How far the family is from the model: one that cannot be read is farthest.
-    fn count(&self) -> usize {
-        match self {
-            Lacks::Nothing => 0,
-            Lacks::Keys(keys) => keys.len(),
-            Lacks::Unreadable(_) => usize::MAX,
-        }
-    }
-}
-
-impl fmt::Display for Lacks {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Lacks::Nothing => Ok(()),
-            Lacks::Keys(keys) => f.write_str(&keys.join(", ")),
-            Lacks::Unreadable(error) => write!(f, "this model: {error}"),
-        }
-    }
-}
-
-/// The keys in which two models differ, with the first one's values.
-fn differing(config: &ModelConfig, other: &ModelConfig) -> Vec<String> {
-    let value = |of: &ModelConfig| serde_json::to_value(of).unwrap_or_default();
-    let mut found = Vec::new();
-    differing_keys("model", &value(config), &value(other), &mut found);
-    found
-}
-
-/// Of objects, the keys that differ; of anything else, its own key.
-fn differing_keys(key: &str, ours: &Value, theirs: &Value, found: &mut Vec<String>) {
-    match (ours, theirs) {
-        _ if ours == theirs => {}
-        (Value::Object(ours), Value::Object(theirs)) => {
-            let others = theirs.keys().filter(|key| !ours.contains_key(*key));
-            for own in ours.keys().chain(others) {
-                let value = |of: &Map<String, Value>| of.get(own).cloned().unwrap_or_default();
-                differing_keys(&format!("{key}.{own}"), &value(ours), &value(theirs), found);
-            }
-        }
-        (Value::Null, _) => found.push(format!("a model without {key}")),
-        (Value::Object(_), _) => found.push(key.into()),
-        _ => found.push(format!("{key} = {ours}")),
-    }
-}
-
-impl ModelConfig {
-    /// The family whose files it is written as: the one that it names, or the first that has all its features.
-    ///
-    /// # Errors
-    /// With the features that the family lacks, or the nearest one.
-    pub fn family(&self) -> Result<Family, ModelConfigError> {
-        if let Some(family) = self.family {
-            return match family.lacks(self) {
-                Lacks::Nothing => Ok(family),
-                lacked => Err(ModelConfigError::NotInFamily {
-                    family: family.name(),
-                    lacked: lacked.to_string(),
-                }),
-            };
-        }
-        let mut nearest: Option<(Family, Lacks)> = None;
-        for family in Family::all() {
-            let lacked = family.lacks(self);
-            if lacked.count() == 0 {
-                return Ok(family);
-            }
-            let least = nearest.as_ref().map_or(usize::MAX, |(_, it)| it.count());
-            if lacked.count() < least || nearest.is_none() {
-                nearest = Some((family, lacked));
-            }
-        }
-        let (family, lacked) = nearest.expect("there are families");
-        Err(ModelConfigError::NoFamily {
-            nearest: family.name(),
-            lacked: lacked.to_string(),
-        })
+        matches!(self.gaps(config), Gaps::None)
     }
 }
 

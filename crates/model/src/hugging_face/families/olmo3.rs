@@ -1,35 +1,27 @@
 //! OLMo 3: OLMo 2 with windows in most layers, which have a rotary embedding of their own.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, olmo2, windows};
+use super::{Description, SavedAs, decoder, olmo2, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope::{self, Rope};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "olmo3",
-    class: "Olmo3ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
-
-const ROPE: rope::AssumedRope = rope::AssumedRope {
-    theta: 5e5,
-    ..rope::AssumedRope::LLAMA
-};
+pub(super) const FAMILY: Description = Description::new(["olmo3", "Olmo3ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     norm_eps: 1e-5,
-    rope: ROPE,
-    read_rope: |keys, assumed| rope::read_by_kind(keys, assumed).map(|[full, _]| full),
+    rope: rope::AssumedRope {
+        theta: 5e5,
+        ..rope::AssumedRope::LLAMA
+    },
     ..Assumed::LLAMA
 };
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
-    let config = olmo2::read_blocks(keys, &ASSUMED)?;
+    let [of_full, of_window] = rope::read_by_kind(keys, &ASSUMED.rope)?;
+    let config = decoder::read_with(keys, &ASSUMED, of_full.clone())?;
+    let config = olmo2::blocks(keys, config)?;
     let full = match windows::full_layers(keys, config.layers, true)? {
         Some(full) => full,
         None => {
@@ -42,7 +34,6 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let window = windows::size(keys, Some(windows::ASSUMED))?;
     let needs_window = window.is_none() && full.len() < config.layers;
     keys.refuse("sliding_window", needs_window)?;
-    let [of_full, of_window] = rope::read_by_kind(keys, &ROPE)?;
     let is_stretched = of_window.scaling.is_some() && of_window != of_full;
     keys.refuse("rope_parameters", is_stretched && !full.is_empty())?;
     Ok(with_window_rope(
@@ -70,9 +61,9 @@ fn with_window_rope(config: ModelConfig, of_full: &Rope, of_window: Rope) -> Mod
 }
 
 fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
-    let mut json = olmo2::write(config, saved);
+    let mut json = decoder::write(config, saved);
     rope::write_by_kind(config, &mut json);
-    // Null is refused where a layer has a window, and the key counts in no other.
+    // transformers refuses null if a layer has a window, and does not read the key if none has.
     json["sliding_window"] = json!(config.sliding_window);
     json["layer_types"] = windows::types(config);
     json

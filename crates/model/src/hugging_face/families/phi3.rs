@@ -2,20 +2,13 @@
 //! wavelengths are stretched by LongRoPE.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "phi3",
-    class: "Phi3ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description = Description::new(["phi3", "Phi3ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     norm_eps: 1e-5,
@@ -23,7 +16,6 @@ const ASSUMED: Assumed = Assumed {
         share: Some(1.0),
         ..rope::AssumedRope::LLAMA
     },
-    read_rope: rope::read_phi3,
     ..Assumed::LLAMA
 };
 
@@ -33,7 +25,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     windows::refuse_types(keys)?;
     let config = ModelConfig {
         fused_projections: true,
-        ..decoder::read(keys, &ASSUMED)?
+        ..decoder::read_with(keys, &ASSUMED, rope::read_phi3(keys, &ASSUMED.rope)?)?
     };
     Ok(windows::with(
         config,
@@ -44,8 +36,6 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
 
 fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
-    // The default of transformers, 32000, is refused if the vocabulary is smaller.
-    json["pad_token_id"] = Value::Null;
     if let Some(window) = config.sliding_window {
         json["sliding_window"] = json!(window);
     }

@@ -1,20 +1,13 @@
 //! Qwen2: q, k and v have biases.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "qwen2",
-    class: "Qwen2ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description = Description::new(["qwen2", "Qwen2ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(32),

@@ -1,19 +1,13 @@
 //! Qwen2-MoE: experts beside a shared one behind a gate, and biases of q, k and v.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, experts, windows};
+use super::{Description, SavedAs, decoder, experts, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::{ExpertsConfig, ModelConfig};
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "qwen2_moe",
-    class: "Qwen2MoeForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description =
+    Description::new(["qwen2_moe", "Qwen2MoeForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(16),
@@ -23,10 +17,7 @@ const ASSUMED: Assumed = Assumed {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    keys.refuse(
-        "use_sliding_window",
-        *keys.get("use_sliding_window") == true,
-    )?;
+    windows::refuse_used(keys)?;
     let config = decoder::read(keys, &ASSUMED)?;
     let experts = ExpertsConfig {
         shared_ffn: keys.size_or("shared_expert_intermediate_size", 5632)?,

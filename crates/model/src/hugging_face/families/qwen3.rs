@@ -1,19 +1,12 @@
 //! Qwen3: queries and keys are normalised, a head at a time.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use serde_json::Value;
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "qwen3",
-    class: "Qwen3ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description = Description::new(["qwen3", "Qwen3ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(32),
@@ -24,12 +17,9 @@ const ASSUMED: Assumed = Assumed {
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_experts()?;
     keys.refuse_mlp_bias()?;
-    let has_bias = keys.flag_or("attention_bias", false)?;
     let config = ModelConfig {
-        qkv_bias: has_bias,
-        o_bias: has_bias,
         qk_norm: true,
-        ..decoder::read(keys, &ASSUMED)?
+        ..decoder::with_attention_bias(keys, decoder::read(keys, &ASSUMED)?)?
     };
     windows::read_qwen(keys, config)
 }

@@ -1,20 +1,14 @@
 //! SmolLM3: layers without a rotary embedding, which alone have a window if there is one.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, windows};
+use super::{Description, SavedAs, decoder, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Description = Description {
-    model_type: "smollm3",
-    class: "SmolLM3ForCausalLM",
-    aliases: &[],
-    experts: ExpertNames::USUAL,
-    read,
-    write,
-};
+pub(super) const FAMILY: Description =
+    Description::new(["smollm3", "SmolLM3ForCausalLM"], read, write);
 
 const ASSUMED: Assumed = Assumed {
     kv_heads: Some(4),
@@ -41,13 +35,10 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
             layers.filter(|layer| !still.contains(layer)).collect()
         }
     };
-    let has_bias = keys.flag_or("attention_bias", false)?;
     let config = ModelConfig {
-        qkv_bias: has_bias,
-        o_bias: has_bias,
         mlp_bias: keys.flag_or("mlp_bias", false)?,
         no_rope_layers: still,
-        ..config
+        ..decoder::with_attention_bias(keys, config)?
     };
     Ok(windows::with(config, window, full))
 }
@@ -84,7 +75,5 @@ fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     json["use_sliding_window"] = json!(config.sliding_window.is_some());
     json["sliding_window"] = json!(config.sliding_window);
     json["layer_types"] = windows::types(config);
-    // The default of transformers, 128004, is refused if the vocabulary is smaller.
-    json["pad_token_id"] = Value::Null;
     json
 }

@@ -2,12 +2,9 @@
 
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
+use crate::hugging_face::rope::{FULL, SLIDING};
 use serde_json::{Value, json};
 use std::collections::HashSet;
-
-/// The names in `layer_types` of layers with a window, and of those without.
-const SLIDING: &str = "sliding_attention";
-const FULL: &str = "full_attention";
 
 /// The window that most classes assume for a file that does not mention one.
 pub(super) const ASSUMED: usize = 4096;
@@ -29,6 +26,12 @@ pub(super) fn size(keys: &Keys, assumed: Option<usize>) -> Result<Option<usize>,
 pub(super) fn refuse_types(keys: &Keys) -> Result<(), HfConfigError> {
     let mut types = keys.get("layer_types").as_array().into_iter().flatten();
     keys.refuse("layer_types", types.any(|kind| *kind != FULL))
+}
+
+/// Refuses windows in a family that has none here.
+pub(super) fn refuse_used(keys: &Keys) -> Result<(), HfConfigError> {
+    const KEY: &str = "use_sliding_window";
+    keys.refuse(KEY, *keys.get(KEY) == true)
 }
 
 /// The same model with a window in the layers that are not `full`.
