@@ -13,7 +13,8 @@ import pathlib
 import sys
 
 import torch
-import transformers
+
+from transformers_reference import load
 
 PROMPTS, NEW = [1, 5, 16, 18], 12
 
@@ -34,9 +35,7 @@ def continuation(model, prompt):
 
 def main():
     for folder in sorted(path for path in pathlib.Path(sys.argv[1]).iterdir() if path.is_dir()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                                                  experts_implementation="eager",
-                                                                  local_files_only=True).eval()
+        model = load(folder).eval()
         reference = json.loads((folder / "reference.json").read_text())
         rows = [row for micro_batch in reference["input_ids"][0] for row in micro_batch]
         prompts = [rows[index % len(rows)][:length] for index, length in enumerate(PROMPTS)]

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from peft_reference import in_nf4
-from transformers_moe import Optimizer
+from transformers_step import Optimizer
 
 
 def arguments():
@@ -44,8 +44,7 @@ def model(a):
 def main():
     a = arguments()
     adapted = model(a)
-    trained = [weight for weight in adapted.parameters() if weight.requires_grad]
-    optimizer = Optimizer(trained, master=False)
+    optimizer = Optimizer([(name, weight) for name, weight in adapted.named_parameters() if weight.requires_grad], master=False)
     times, losses = [], []
     for _ in range(a.steps):
         start = time.perf_counter()
@@ -57,7 +56,7 @@ def main():
         losses.append(loss.item())
         times.append(time.perf_counter() - start)
     typical = statistics.median(times[a.warmup:] or times)
-    print(json.dumps(dict(peer="peft " + peft.__version__, base_dtype=a.base_dtype, trained=sum(weight.numel() for weight in trained),
+    print(json.dumps(dict(peer="peft " + peft.__version__, base_dtype=a.base_dtype, trained=sum(weight.numel() for weight in optimizer.weights),
                           step_s=round(typical, 4), tokens_per_s=round(a.micro_batch * a.seq / typical, 1), loss=[losses[0], losses[-1]],
                           peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)))
 

@@ -11,9 +11,10 @@ step loss and gradient norm), `grads_step0.safetensors` (the first step's gradie
 `model_final.safetensors` (the weights after the last step). The figures are those of transformers' own forward pass and
 loss, PyTorch's backward pass, clipping and AdamW, in f32 on one thread.
 
-Tensors in these files have the names and shapes of the model's own files: a matrix for each expert. With a loss of balance, a
-step's loss is that of the targets plus the coefficient times the mean of the micro-batches' balance; `loss` is that of the
-targets alone.
+Tensors in these files have the names and shapes of the model's own files: a matrix for each expert, and one of all experts in
+gpt-oss. Experts of a family whose name ends in `mxfp4` are codes, which transformers widens before the first step. With a loss
+of balance, a step's loss is that of the targets plus the coefficient times the mean of the micro-batches' balance; `loss` is
+that of the targets alone.
 
 For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), for Mistral's window, which is one key longer and one
 shorter, and for what other families add to Llama (`MISTAKES`): their figures have to be beyond every tolerance. Rows of a
@@ -21,12 +22,15 @@ family whose name ends in `padded` end in padding, which transformers is told by
 `lengths`.
 """
 import argparse
+import copy
 import json
 import pathlib
 
 import torch
 import transformers
 from safetensors.torch import save_file
+
+import mxfp4
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -70,6 +74,26 @@ TEMPERATURE_ROPE = dict(rope_type="yarn", rope_theta=500.0, factor=16.0, beta_fa
 # Three quarters of each head turn: three pairs, each with factors of its own. Phi3 wants heads of hidden_size / heads.
 LONG_ROPE = dict(rope_type="longrope", rope_theta=100.0, partial_rotary_factor=0.75, short_factor=[1.3, 0.6, 2.1],
                  long_factor=[2.5, 4.0, 9.0])
+# Scores and logits reach the caps, and 1 / sqrt(query_pre_attn_scalar) is not the scale that the heads' width would give.
+CAPS = dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0, query_pre_attn_scalar=4)
+SCALED_ROPE = dict(rope_type="linear", rope_theta=500.0, factor=2.5)
+# Of these heads' pairs the first is kept, the last two are stretched, and two are blended, by other shares than if the ramp's
+# ends were rounded.
+UNROUNDED_ROPE = dict(rope_type="yarn", rope_theta=150.0, factor=32.0, beta_fast=4.0, beta_slow=1.0, truncate=False,
+                      original_max_position_embeddings=64)
+# The keys of the published files: no `rope_parameters`, no `swiglu_alpha`, experts in MXFP4.
+PUBLISHED = dict(
+    architectures=["GptOssForCausalLM"], attention_bias=True, attention_dropout=0.0, bos_token_id=None, eos_token_id=None,
+    experts_per_token=2, head_dim=6, hidden_act="silu", hidden_size=32, initial_context_length=4096, initializer_range=0.02,
+    intermediate_size=64, layer_types=["sliding_attention", "full_attention"], max_position_embeddings=131072,
+    model_type="gpt_oss", num_attention_heads=4, num_experts_per_tok=2, num_hidden_layers=2, num_key_value_heads=2,
+    num_local_experts=3, output_router_logits=False, pad_token_id=None,
+    quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=[
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]),
+    rms_norm_eps=1e-5, rope_scaling=dict(beta_fast=32.0, beta_slow=1.0, factor=32.0, original_max_position_embeddings=4096,
+                                         rope_type="yarn", truncate=False),
+    rope_theta=150000, router_aux_loss_coef=0.9, sliding_window=WINDOW, swiglu_limit=0.9, tie_word_embeddings=False,
+    transformers_version="4.55.0.dev0", use_cache=True, vocab_size=VOCAB)
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LLAMA),
     "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
@@ -153,16 +177,41 @@ CONFIGS = {
         tie_word_embeddings=True)),
     "phi3_longer": transformers.Phi3Config(**LLAMA | dict(
         head_dim=8, original_max_position_embeddings=12, max_position_embeddings=48, rope_parameters=dict(LONG_ROPE))),
+    "gemma2": transformers.Gemma2Config(**LLAMA | CAPS | dict(
+        num_hidden_layers=3, sliding_window=WINDOW, attention_bias=True, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    # Every third layer sees all keys and turns by other angles than those with a window.
+    "gemma3": transformers.Gemma3TextConfig(**LLAMA | dict(
+        num_hidden_layers=7, intermediate_size=20, sliding_window=WINDOW, sliding_window_pattern=3, query_pre_attn_scalar=4,
+        tie_word_embeddings=True, rope_parameters=dict(full_attention=SCALED_ROPE, sliding_attention=NEAR_ROPE))),
+    # Many gates and ups are beyond the limit.
+    "gpt_oss": transformers.GptOssConfig(**LLAMA | dict(
+        num_hidden_layers=3, intermediate_size=16, sliding_window=WINDOW, num_local_experts=6, num_experts_per_tok=2,
+        swiglu_limit=0.4, swiglu_alpha=1.3, max_position_embeddings=2048, rope_parameters=UNROUNDED_ROPE)),
+    "gpt_oss_mxfp4": transformers.GptOssConfig(**without(copy.deepcopy(PUBLISHED), "quantization_config")),
 }
 
 
 def load(folder, **changes):
     """The model of a Hugging Face folder, in f32 and with plain attention."""
+    if "quantization_config" in json.loads((folder / "config.json").read_text()):
+        changes["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
                                                               local_files_only=True, **changes)
     # PyTorch's grouped products want rows of whole 16 bytes, which these widths are not. Dense models ignore it.
     model.config._experts_implementation = "eager"
     return model.train()
+
+
+def middle(name, vector):
+    """What the entries of a vector are drawn around."""
+    if name.endswith("sinks"):
+        return 1.5
+    if not (name.endswith("weight") and ("norm" in name or ".ln_" in name)):
+        return 0.0
+    # Norms that start as 0 add 1. Where they are behind attention and MLP, and sublayers add as much as the residual has,
+    # rounding grows from layer to layer.
+    return 1.0 if vector.all() else -0.2 * (".post_" in name)
 
 
 def write_random_model(config, folder):
@@ -173,7 +222,7 @@ def write_random_model(config, folder):
             if parameter.ndim >= 2:
                 parameter.normal_(std=0.2)
             else:
-                parameter.normal_(mean=float("norm" in name or ".ln_" in name) * name.endswith("weight"), std=0.2)
+                parameter.normal_(mean=middle(name, parameter), std=0.2)
         for _, bias in choice_biases(model):
             bias.normal_(std=0.2)
     model.save_pretrained(folder)
@@ -214,7 +263,9 @@ OTHER_PARTS = ("mlp", ["gate_proj", "up_proj"], ["down_proj"])
 
 
 def in_files(tensors, family):
-    """Tensors under the names that files have: those of experts are split into a matrix for each part of each."""
+    """Tensors under the names that files have. Those of experts are split into a matrix for each part of each, except in gpt-oss."""
+    if family.startswith("gpt_oss"):
+        return tensors
     module, *parts = PARTS.get(family.partition("_")[0], OTHER_PARTS)
     result = {}
     for name, tensor in tensors.items():
@@ -231,6 +282,8 @@ def in_files(tensors, family):
 
 def in_memory(tensors, family):
     """The inverse of `in_files`."""
+    if family.startswith("gpt_oss"):
+        return tensors
     module, *parts = PARTS.get(family.partition("_")[0], OTHER_PARTS)
     result, experts = {}, {}
     for name, tensor in tensors.items():
@@ -267,9 +320,11 @@ def balance(output, config):
 def train(model, ids, targets, lengths):
     """Loss and gradient norm of every step, and the first step's gradients."""
     parameters = list(model.parameters())
-    decay = OPTIMIZER["weight_decay"]
-    groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=decay),
-              dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
+    decay = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        # Biases of experts are of rank 2.
+        decay[parameter.ndim >= 2 and not name.endswith("bias")].append(parameter)
+    groups = [dict(params=decay[True], weight_decay=OPTIMIZER["weight_decay"]), dict(params=decay[False], weight_decay=0.0)]
     adamw = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=OPTIMIZER["betas"], eps=OPTIMIZER["eps"])
     steps, first = [], None
     for index, (step_ids, step_targets, step_lengths) in enumerate(zip(ids, targets, lengths)):
@@ -382,6 +437,52 @@ def in_front(layer):
     return forward
 
 
+def plain_norm(norm):
+    """A norm's forward pass that multiplies by its weight instead of by 1 more."""
+    return lambda rows: norm._norm(rows) * norm.weight
+
+
+def norms_without_one(folder):
+    model = load(folder)
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = plain_norm(module)
+    return model, lambda: None
+
+
+def embeddings_not_scaled(folder):
+    model = load(folder)
+    model.model.embed_tokens.embed_scale.fill_(1.0)
+    return model, lambda: None
+
+
+def without_sinks(folder):
+    from transformers.models.gpt_oss import modeling_gpt_oss as module
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+    whole, module.eager_attention_forward = module.eager_attention_forward, eager_attention_forward
+    return load(folder), lambda: setattr(module, "eager_attention_forward", whole)
+
+
+def gates(rearranged):
+    """The mistake of experts whose gates and ups lie in other columns."""
+    def mistake(folder):
+        model = load(folder)
+        for experts in (layer.mlp.experts for layer in model.model.layers):
+            experts._apply_gate = lambda columns, right=experts._apply_gate: right(rearranged(columns))
+        return model, lambda: None
+    return mistake
+
+
+def softmax_before_top_k(folder):
+    model = load(folder)
+    for router in (layer.mlp.router for layer in model.model.layers):
+        def forward(rows, router=router):
+            logits = torch.nn.functional.linear(rows, router.weight, router.bias)
+            return (logits, *logits.softmax(-1).topk(router.top_k))
+        router.forward = forward
+    return model, lambda: None
+
+
 def norms_in_front(folder):
     model = load(folder)
     for layer in model.model.layers:
@@ -419,6 +520,24 @@ MISTAKES = dict(
     olmo2=dict(norms_in_front=norms_in_front, norms_by_head=norms_by_head),
     olmo3=dict(one_rotation=setting(rope_parameters=dict(full_attention=YARN_ROPE, sliding_attention=YARN_ROPE))),
     ministral3=dict(no_temperature=setting(rope_parameters=TEMPERATURE_ROPE | dict(llama_4_scaling_beta=0.0))),
+    gemma2=dict(
+        norms_without_one=norms_without_one, embeddings_not_scaled=embeddings_not_scaled,
+        scores_not_capped=setting(attn_logit_softcapping=None), logits_not_capped=setting(final_logit_softcapping=None),
+        scores_by_width=setting(query_pre_attn_scalar=LLAMA["head_dim"]), gelu_erf=setting(hidden_activation="gelu"),
+        windows_in_other_layers=setting(layer_types=["full_attention", "sliding_attention", "full_attention"])),
+    gemma3=dict(
+        norms_without_one=norms_without_one, embeddings_not_scaled=embeddings_not_scaled,
+        scores_by_width=setting(query_pre_attn_scalar=LLAMA["head_dim"]), gelu_erf=setting(hidden_activation="gelu"),
+        one_rotation=setting(rope_parameters=dict(full_attention=SCALED_ROPE, sliding_attention=SCALED_ROPE)),
+        nothing_scaled=setting(rope_parameters=dict(
+            full_attention=dict(rope_type="default", rope_theta=500.0), sliding_attention=NEAR_ROPE))),
+    gpt_oss=dict(
+        no_sinks=without_sinks, nothing_clamped=setting(swiglu_limit=1e9), other_sigmoid=setting(swiglu_alpha=1.702),
+        gate_and_up_swapped=gates(lambda columns: columns.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)),
+        gate_before_up=gates(lambda columns: columns.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)),
+        softmax_before_top_k=softmax_before_top_k,
+        ramp_rounded=setting(rope_parameters=UNROUNDED_ROPE | dict(truncate=True)),
+        windows_in_other_layers=setting(layer_types=["full_attention", "sliding_attention", "full_attention"])),
     phi3_long=dict(long_factors=setting(rope_parameters=LONG_ROPE | dict(
         short_factor=LONG_ROPE["long_factor"], original_max_position_embeddings=64))))
 
@@ -427,6 +546,8 @@ def write_reference(family, folder):
     folder.mkdir(parents=True)
     torch.manual_seed(SEED)
     write_random_model(CONFIGS[family], folder)
+    if family.endswith("mxfp4"):
+        mxfp4.quantise_experts(folder, PUBLISHED)
     is_padded = family.endswith("padded")
     batches = ids, targets, lengths = random_batches(is_padded)
     model = load(folder)
