@@ -1,4 +1,5 @@
 // Attention over keys and values that are kept in blocks of 16 tokens while tokens are generated.
+#include "cap.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
 
@@ -109,7 +110,7 @@ template <int PACKS, typename T> __device__ Part<PACKS> load_part(const T *row, 
 // A warp's share of the keys: every eighth block. `lanes` neighbouring lanes, a power of two, have the whole of a key.
 // Returns what lanes of the same columns have seen together.
 template <int PACKS, typename T>
-__device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, int lanes, float scale) {
+__device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, int lanes, float scale, const Cap &cap) {
     const int together = WARP / lanes, own = lane / lanes, part = lane % lanes;
     const Part<PACKS> query = load_part<PACKS>(q, keys.k_dim, part, lanes);
     Seen<PACKS> seen;
@@ -130,6 +131,9 @@ __device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, 
             for (int distance = lanes / 2; distance > 0; distance /= 2) {
                 score += __shfl_xor_sync(WHOLE_WARP, score, distance);
             }
+            if (cap.is_given()) {
+                score = cap.of(score);
+            }
             if (is_seen) {
                 seen.add_key(score, load_part<PACKS>(keys.v + at * keys.v_stride, keys.v_dim, part, lanes), scale);
             }
@@ -145,7 +149,7 @@ __device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, 
 // does the order of the sums. A lane has PACKS packs of a head.
 template <int PACKS, typename T>
 __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *v_cache, Places places, size_t kv_heads,
-                                 size_t k_dim, size_t v_dim, size_t window, float scale) {
+                                 size_t k_dim, size_t v_dim, const T *sinks, size_t window, float scale, Cap cap) {
     constexpr int WIDEST = PACKS * WARP * PACK;
     SHARED(float, largest, WARPS);
     SHARED(float, totals, WARPS);
@@ -170,7 +174,7 @@ __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *
         lanes *= 2;
     }
     const float factor = scale * LOG2_E;
-    const Seen<PACKS> seen = see<PACKS>(q + query * k_dim, keys, warp, lane, lanes, factor);
+    const Seen<PACKS> seen = see<PACKS>(q + query * k_dim, keys, warp, lane, lanes, factor, cap);
     if (lane < lanes) {
 #pragma unroll
         for (int i = 0; i < PACKS * PACK; i++) {
@@ -191,23 +195,30 @@ __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *
         const float theirs = largest[other], of_total = totals[other];
         total += of_total * factor_below(theirs, top, factor);
     }
+    float share = 1.0f;
+    if (sinks != nullptr) {
+        const float sink = widen(sinks[head]) * LOG2_E, of_keys = top * factor, both = fmaxf(sink, of_keys);
+        share = exp2_flushed(of_keys - both);
+        total = total * share + exp2_flushed(sink - both);
+    }
     for (size_t column = threadIdx.x; column < v_dim; column += THREADS) {
         float sum = 0.0f;
         for (int other = 0; other < WARPS; other++) {
             const float theirs = largest[other], of_sum = sums[other * WIDEST + column];
             sum += of_sum * factor_below(theirs, top, factor);
         }
-        out[query * v_dim + column] = narrow<T>(sum / total);
+        out[query * v_dim + column] = narrow<T>(sum * share / total);
     }
 }
 
 #define OF_ONE_WIDTH(PACKS, T, name)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
         name(T *out, const T *q, const T *k_cache, const T *v_cache, const int *table, const int *lengths,     \
-             size_t blocks, size_t fresh, size_t kv_heads, size_t k_dim, size_t v_dim, size_t window,          \
-             float scale) {                                                                                    \
+             size_t blocks, size_t fresh, size_t kv_heads, size_t k_dim, size_t v_dim, const T *sinks,         \
+             size_t window, float scale, float cap, float within_cap) {                                        \
         const Places places = {table, lengths, blocks, fresh};                                                 \
-        cached_attention<PACKS>(out, q, k_cache, v_cache, places, kv_heads, k_dim, v_dim, window, scale);      \
+        cached_attention<PACKS>(out, q, k_cache, v_cache, places, kv_heads, k_dim, v_dim, sinks, window,       \
+                                scale, {cap, within_cap});                                                     \
     }                                                                                                          \
     EXPORT(name)
 

@@ -1,12 +1,12 @@
-// Cross-entropy with its gradient in place of the logits.
+// Cross-entropy with its gradient in place of the logits, and the cap of logits.
 #include "softmax.cuh"
 
 // Packs that a thread asks for before it uses the first.
 constexpr int AHEAD = 4;
 
 // A block works on one token, in two passes over its logits. The gradient's factor lies in device memory; 1 without.
-template <typename T>
-__device__ void cross_entropy(float *losses, T *logits, const int *targets, size_t vocabulary,
+template <typename Cap, typename T>
+__device__ void cross_entropy(Cap cap, float *losses, T *logits, const int *targets, size_t vocabulary,
                               const float *factor_of_all) {
     const size_t row = blockIdx.x;
     const int target = targets[row];
@@ -20,14 +20,14 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
         }
         return;
     }
-    const float logit = widen(own[target]);
+    const float logit = cap(widen(own[target]));
     const float scale = factor_of_all == nullptr ? 1.0f : *factor_of_all;
     Exponentials found;
     knowing(are_wide(vocabulary, logits), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
         const size_t stride = blockDim.x * PACK;
         // Its barriers part every thread's reading of the target's logit from the writing below.
-        found = exponentials<AHEAD, WIDE>(own, vocabulary);
+        found = exponentials<AHEAD, WIDE>(own, vocabulary, cap);
         const float factor = scale / found.sum;
         for (size_t first = threadIdx.x * PACK; first < vocabulary; first += AHEAD * stride) {
             Held<T> asked[AHEAD];
@@ -43,7 +43,8 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
                     Pack values = widen(asked[ahead]);
 #pragma unroll
                     for (int i = 0; i < PACK; i++) {
-                        values.at[i] = expf(values.at[i] - found.largest) * factor;
+                        const float changed = cap(values.at[i]);
+                        values.at[i] = expf(changed - found.largest) * factor * cap.slope(changed);
                     }
                     store<WIDE>(own, at, vocabulary, values);
                 }
@@ -51,7 +52,7 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
         }
         // By the thread that has written its pack: the order is the program's.
         if (target / PACK % blockDim.x == threadIdx.x) {
-            own[target] = narrow<T>(expf(logit - found.largest) * factor - scale);
+            own[target] = narrow<T>((expf(logit - found.largest) * factor - scale) * cap.slope(logit));
         }
     });
     if (threadIdx.x == 0) {
@@ -59,12 +60,32 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
     }
 }
 
+template <typename T> __device__ void soft_cap(T *x, size_t n, float cap) {
+    const size_t first = flat_pack();
+    if (first < n) {
+        const Capped capped(cap);
+        Pack values = load(x, first, n);
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            values.at[i] = capped(values.at[i]);
+        }
+        store(x, first, n, values);
+    }
+}
+
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void cross_entropy_##name(float *losses, T *logits, const int *targets,              \
                                                     size_t vocabulary, const float *scale) {                   \
-        cross_entropy(losses, logits, targets, vocabulary, scale);                                             \
+        cross_entropy(Uncapped(), losses, logits, targets, vocabulary, scale);                                 \
     }                                                                                                          \
-    EXPORT(cross_entropy_##name)
+    EXPORT(cross_entropy_##name);                                                                              \
+    extern "C" __global__ void cross_entropy_capped_##name(float *losses, T *logits, const int *targets,       \
+                                                           size_t vocabulary, const float *scale, float cap) { \
+        cross_entropy(Capped(cap), losses, logits, targets, vocabulary, scale);                                \
+    }                                                                                                          \
+    EXPORT(cross_entropy_capped_##name);                                                                       \
+    extern "C" __global__ void soft_cap_##name(T *x, size_t n, float cap) { soft_cap(x, n, cap); }             \
+    EXPORT(soft_cap_##name)
 
 OF_ONE_TYPE(float, f32);
 OF_ONE_TYPE(bf16, bf16);

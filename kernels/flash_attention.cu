@@ -30,7 +30,7 @@ template <typename T, int D> struct Sizes {
 
 // Blocks along x are sequences, along y heads; along z queries, the last first, since they see the most keys.
 template <typename T, int D>
-__device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const T *v, const Attention &a) {
+__device__ void flash_forward(T *out, float *lse, const T *sinks, const T *q, const T *k, const T *v, const Attention &a) {
     typedef Sizes<T, D> Size;
     constexpr int QUERIES = Size::QUERIES, KEYS = Size::FORWARD, THREADS = Size::QUERY_THREADS, F = Size::SIXTEENS;
     DYNAMIC_SHARED(Chunk, chunks);
@@ -49,6 +49,12 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
     float sums[F][D / 8][4] = {};
     // Powers of two: one multiplication serves the scale and the change of base.
     const float factor = a.scale * LOG2_E;
+    if (sinks != nullptr) {
+#pragma unroll
+        for (int f = 0; f < F; f++) {
+            softmax[f].begin(widen(sinks[head.head]), a.scale, factor);
+        }
+    }
     for (; key < end; key += KEYS) {
         wait_for_copies();
         __syncthreads();
@@ -61,6 +67,9 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
 #pragma unroll
         for (int f = 0; f < F; f++) {
             const int start = query + 16 * f;
+            if (a.is_capped<D>()) {
+                cap_scores(scores[f], a.cap);
+            }
             if (a.hides<16, KEYS>(start, key)) {
                 const int of = row + 16 * f;
                 hide(scores[f], start, key, {first_keys.at(of + lane_row(0)), first_keys.at(of + lane_row(2))});
@@ -173,12 +182,18 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
             const float row_lse[2] = {lse_of[of + lane_row(0)], lse_of[of + lane_row(2)]};
             const float row_sum[2] = {row_sum_of[of + lane_row(0)], row_sum_of[of + lane_row(2)]};
             const bool hides = a.hides<16, KEYS>(start, key);
+            if (a.is_capped<D>()) {
+                cap_scores(scores[f], a.cap);
+            }
             find_probabilities<T>(scores[f], a, head, hides, [&](int n, int i) {
                 const int first_key = first_keys.at(of + lane_row(i));
                 return Element{start + lane_row(i), key + 8 * n + lane_column(i), {row_lse[i / 2], first_key}};
             });
-            differentiate(gradients[f], a, [&](int n, int i) { return scores[f][n][i]; },
-                          [&](int, int i) { return row_sum[i / 2]; });
+            const auto probability = [&](int n, int i) { return scores[f][n][i]; };
+            differentiate(gradients[f], a, probability, [&](int, int i) { return row_sum[i / 2]; });
+            if (a.is_capped<D>()) {
+                apply_slopes<T>(gradients[f], a.cap, probability, [&](int, int i) { return row_lse[i / 2]; });
+            }
         }
         add_weighted(sums, gradients, k_tile(turn), 0);
     }
@@ -272,6 +287,9 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
             for (int f = 0; f < F; f++) {
                 const int start = key + 16 * f;
                 const bool hides = a.hides<QUERIES, 16>(now.query, start);
+                if (a.is_capped<D>()) {
+                    cap_scores(tile[f], a.cap);
+                }
                 find_probabilities<T>(tile[f], a, group.member(a, now.member), hides, [&](int n, int i) {
                     const int own = 8 * n + lane_column(i), of = turn * QUERIES + own;
                     const int first_key = !a.has_first_keys() ? 0 : first_key_of[of];
@@ -299,9 +317,15 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
                     const float4 four = handed_over[own + (f * (QUERIES / 8) + n) * WARP];
                     p[n][0] = four.x, p[n][1] = four.y, p[n][2] = four.z, p[n][3] = four.w;
                 }
-                differentiate(tile[f], a, [&](int n, int i) { return p[n][i]; }, [&](int n, int i) -> float {
+                const auto probability = [&](int n, int i) { return p[n][i]; };
+                differentiate(tile[f], a, probability, [&](int n, int i) -> float {
                     return row_sum_of[turn * QUERIES + 8 * n + lane_column(i)];
                 });
+                if (a.is_capped<D>()) {
+                    apply_slopes<T>(tile[f], a.cap, probability, [&](int n, int i) -> float {
+                        return lse_of[turn * QUERIES + 8 * n + lane_column(i)];
+                    });
+                }
             }
         }
         add_weighted(sums, tile, sums_dv ? passing.right(turn) : passing.left(turn), columns);
@@ -349,8 +373,9 @@ __device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, s
 
 #define OF_ONE_WIDTH(T, D, name)                                                                               \
     extern "C" __global__ void OF_THREADS(T, D, QUERY_THREADS)                                                 \
-        flash_forward_##name(T *out, float *lse, const T *q, const T *k, const T *v, ATTENTION) {              \
-        flash_forward<T, D>(out, lse, q, k, v, OF_ATTENTION);                                                  \
+        flash_forward_##name(T *out, float *lse, const T *sinks, const T *q, const T *k, const T *v,           \
+                             ATTENTION) {                                                                      \
+        flash_forward<T, D>(out, lse, sinks, q, k, v, OF_ATTENTION);                                           \
     }                                                                                                          \
     EXPORT(flash_forward_##name);                                                                              \
     extern "C" __global__ void OF_THREADS(T, D, QUERY_THREADS)                                                 \

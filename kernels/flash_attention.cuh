@@ -5,6 +5,7 @@
 // Tiles of scores lie in registers as `tile.cuh` says: eights of columns, of which a lane has four elements.
 #pragma once
 
+#include "cap.cuh"
 #include "pack.cuh"
 #include "random.cuh"
 #include "tile.cuh"
@@ -19,6 +20,7 @@ struct Attention {
     size_t seq, heads, kv_heads;
     // Widths of a head of queries and keys, and of one of values.
     size_t qk_dim, own_v_dim;
+    // The factor on scores, in place of which capped ones are 1.
     float scale;
     // A query sees as many keys at most, its own included: NO_WINDOW where all up to itself.
     int window;
@@ -26,6 +28,7 @@ struct Attention {
     size_t threshold;
     const uint32_t *key;
     float kept_scale;
+    Cap cap;
 
     // Whether queries may see no key before a certain one.
     __device__ bool has_first_keys() const { return documents != nullptr || window < NO_WINDOW; }
@@ -36,8 +39,9 @@ struct Attention {
         return unsigned(key - query + window - QUERIES) >= (documents != nullptr || whole < 0 ? 0u : unsigned(whole));
     }
     // Width of a head of values, of dout and of the output. Kernels for the widest heads alone take another than that of keys:
-    // in the others it would cost instructions and registers.
+    // in the others it would cost instructions and registers. Neither do others take a cap.
     template <int D> __device__ size_t v_dim() const { return D == 256 ? own_v_dim : qk_dim; }
+    template <int D> __device__ bool is_capped() const { return D == 256 && cap.is_given(); }
     // Query heads that a key-value head serves.
     __device__ unsigned group() const { return unsigned(heads) / unsigned(kv_heads); }
     __device__ bool is_kept(uint64_t stream, uint64_t element) const { return random_u32(stream, element) >= threshold; }
@@ -96,6 +100,16 @@ struct OnlineSoftmax {
     float base[2] = {-INFINITY, -INFINITY};
     // Of this lane's columns alone.
     float sum[2] = {0.0f, 0.0f};
+
+    // Begins rows with a sink: a weight without a value, whose base the first scores replace if they are far above it. One of the lanes that
+    // share a row has it.
+    __device__ void begin(float sink, float scale, float factor) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            base[half] = sink / scale;
+            sum[half] = threadIdx.x % 4 == 0 ? exp2_flushed(fmaf(sink, LOG2_E, -exponent_offset(half, factor))) : 0.0f;
+        }
+    }
 
     // Scores become weights. `rescale` is what earlier sums must be multiplied by; returns whether that is not one. So
     // it seldom is: a base is a row's largest score in the tile that it meets first, and stays within HEADROOM.
@@ -206,6 +220,16 @@ __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const Onl
     }
 }
 
+template <int N> __device__ void cap_scores(float (&scores)[N][4], const Cap &cap) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scores[n][i] = cap.of(scores[n][i]);
+        }
+    }
+}
+
 // Probabilities as powers of two, from scores and the logarithm of the sum of a row's exponentials.
 template <typename T> struct Exponent {
     static constexpr bool IS_F32 = sizeof(T) == 4;
@@ -217,6 +241,8 @@ template <typename T> struct Exponent {
     __device__ static float of(float score, float row, float scale) {
         return IS_F32 ? fmaf(score, scale, -row) * LOG2_E : fmaf(score, scale * LOG2_E, -row);
     }
+    // The score of a probability, where scores have no scale.
+    __device__ static float score_of(float p, float row) { return IS_F32 ? row + logf(p) : (row + log2f(p)) * LN_2; }
 };
 
 // Of a query, what its row of probabilities follows from.
@@ -349,6 +375,19 @@ __device__ void differentiate(float (&gradients)[N][4], const Attention &a, Prob
     }
 }
 
+// Gradients of capped scores become those of scores. Probabilities, as `find_probabilities` leaves them, tell the scores that they were
+// made of; of those that are 0 the gradients are, too.
+template <typename T, int N, typename Probability, typename Lse>
+__device__ void apply_slopes(float (&gradients)[N][4], const Cap &cap, Probability probability, Lse lse) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            gradients[n][i] *= cap.slope(Exponent<T>::score_of(fabsf(probability(n, i)), lse(n, i)));
+        }
+    }
+}
+
 // Where a walk over query heads of a group, and the blocks of queries of each, has come to.
 struct Walk {
     int member, query;
@@ -378,5 +417,6 @@ struct Parts {
 
 #define ATTENTION                                                                                              \
     const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t qk_dim, size_t v_dim, float scale, \
-        int window, size_t threshold, const uint32_t *key, float kept_scale
-#define OF_ATTENTION {documents, seq, heads, kv_heads, qk_dim, v_dim, scale, window, threshold, key, kept_scale}
+        int window, size_t threshold, const uint32_t *key, float kept_scale, float cap, float within_cap
+#define OF_ATTENTION                                                                                           \
+    {documents, seq, heads, kv_heads, qk_dim, v_dim, scale, window, threshold, key, kept_scale, {cap, within_cap}}

@@ -18,7 +18,7 @@ template <int QK, int V> struct Sizes {
 #ifdef EMULATION
 
 template <int QK, int V>
-void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
+void flash_forward(bf16 *out, float *lse, const bf16 *sinks, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
     typedef Sizes<QK, V> Size;
     const Head head = Head::of_block(a);
     const PlainHead plain = {a, head, q, k, v};
@@ -30,6 +30,11 @@ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf
     float top = -INFINITY, sum = 0.0f, sums[V] = {};
     for (int key = first_key; key <= query; key++) {
         top = fmaxf(top, plain.score(query, key));
+    }
+    if (sinks != nullptr) {
+        const float sink = widen(sinks[head.head]);
+        top = fmaxf(top, sink);
+        sum = expf(sink - top);
     }
     for (int key = first_key; key <= query; key++) {
         const float weight = expf(plain.score(query, key) - top);
@@ -58,6 +63,8 @@ template <int QK, int V> struct Shared {
     RowRing<Size::STAGES, Size::KEYS, V> values;
     // Becomes full when the queries are there.
     uint32_t queries_barrier;
+    // The head's sink, if it has one. In registers, what its address follows from would be kept from tile to tile, and spill others.
+    uint32_t sink;
 
     __device__ explicit Shared(uint32_t address) {
         queries.address = address;
@@ -66,6 +73,7 @@ template <int QK, int V> struct Shared {
         keys.barriers = values.stages + values.BYTES;
         values.barriers = keys.barriers + keys.BARRIER_BYTES;
         queries_barrier = values.barriers + values.BARRIER_BYTES;
+        sink = queries_barrier + 8;
     }
     __device__ void init_barriers() const {
         init_barrier(queries_barrier, GROUP);
@@ -138,12 +146,16 @@ template <int QK, int V> struct QueryRows {
 
 // The work of a multiplying group, number `group` of them.
 template <int QK, int V>
-__device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attention &a, const Head &head, int first_query, int group) {
+__device__ void attend(bf16 *out, float *lse, const bf16 *sinks, Shared<QK, V> shared, const Attention &a, const Head &head, int first_query,
+                       int group) {
     constexpr int QUERIES = Sizes<QK, V>::QUERIES, KEYS = Sizes<QK, V>::KEYS;
     const Keys keys = Keys::of_block<QUERIES, KEYS>(a, head, first_query);
     const Turn<Sizes<QK, V>::GROUPS> turn = {group};
     const int query = first_query + 64 * group + row_of_warp();
     QueryRows<QK, V> rows = {a, head, query, {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))}};
+    if (sinks != nullptr) {
+        rows.softmax.begin(load_number(shared.sink), a.scale, a.scale * LOG2_E);
+    }
     float scores[KEYS / 8][4], rescale[2];
     Sixteen weights[KEYS / 16];
     const auto ask_for_own_scores = [&] { ask_for_scores(scores, shared.queries, 64 * group, shared.keys.rows()); };
@@ -192,12 +204,15 @@ __device__ void attend(bf16 *out, float *lse, Shared<QK, V> shared, const Attent
 
 // Blocks along x are sequences, along y heads; along z queries, the last first, since they see the most keys.
 template <int QK, int V>
-__device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
+__device__ void flash_forward(bf16 *out, float *lse, const bf16 *sinks, const bf16 *q, const bf16 *k, const bf16 *v, const Attention &a) {
     typedef Sizes<QK, V> Size;
     extern __shared__ __align__(1024) Chunk chunks[];
     const Shared<QK, V> shared(shared_address(chunks));
     if (threadIdx.x == 0) {
         shared.init_barriers();
+        if (sinks != nullptr) {
+            store_number(shared.sink, widen(sinks[blockIdx.y]));
+        }
     }
     __syncthreads();
     const Head head = Head::of_block(a);
@@ -207,7 +222,7 @@ __device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *
         copy_tiles(shared, q, k, v, a, head, first);
     } else {
         grow_registers<Size::MULTIPLYING>();
-        attend(out, lse, shared, a, head, first, group - 1);
+        attend(out, lse, sinks, shared, a, head, first, group - 1);
     }
 }
 
@@ -215,8 +230,8 @@ __device__ void flash_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *
 
 #define OF_ONE_WIDTH(QK, V)                                                                                    \
     extern "C" __global__ void __launch_bounds__(Sizes<QK, V>::THREADS, 1) flash_forward_sm90_##QK##_bf16(     \
-        bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, ATTENTION) {                       \
-        flash_forward<QK, V>(out, lse, q, k, v, OF_ATTENTION);                                                 \
+        bf16 *out, float *lse, const bf16 *sinks, const bf16 *q, const bf16 *k, const bf16 *v, ATTENTION) {    \
+        flash_forward<QK, V>(out, lse, sinks, q, k, v, OF_ATTENTION);                                          \
     }                                                                                                          \
     EXPORT(flash_forward_sm90_##QK##_bf16)
 

@@ -1,13 +1,6 @@
 // Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh.
+#include "gate.cuh"
 #include "output.cuh"
-
-// sqrt(8 / pi), twice the factor in the tanh: 1 + tanh(u) is 2 sigmoid(2 u).
-constexpr float FACTOR = 1.5957691f;
-// The weight of the cube.
-constexpr float CUBE = 0.044715f;
-
-// The share of `x` that passes.
-__device__ inline float gate(float x) { return 1.0f / (1.0f + expf(-FACTOR * (x + CUBE * x * x * x))); }
 
 template <typename Output, typename T> __device__ void gelu(Output act, const T *x, size_t n) {
     const size_t first = flat_pack();
@@ -15,7 +8,7 @@ template <typename Output, typename T> __device__ void gelu(Output act, const T 
         Pack values = load(x, first, n);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            values.at[i] *= gate(values.at[i]);
+            values.at[i] *= gelu_share(values.at[i]);
         }
         act.template store<false>(0, first, n, values);
     }
@@ -30,9 +23,8 @@ template <typename Output, typename T> __device__ void gelu_backward(Output x, c
         const Pack gradients = load(dact, first, n);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            const float value = values.at[i], share = gate(value);
-            const float slope = FACTOR * (1.0f + 3.0f * CUBE * value * value);
-            values.at[i] = gradients.at[i] * share * (1.0f + value * (1.0f - share) * slope);
+            const float value = values.at[i], share = gelu_share(value);
+            values.at[i] = gradients.at[i] * share * gelu_slope(value, share);
         }
         x.template store<false>(0, first, n, values);
     }

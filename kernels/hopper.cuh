@@ -53,6 +53,15 @@ __device__ inline void store_element(uint32_t to, bf16 element) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(*reinterpret_cast<const uint16_t *>(&element)) : "memory");
 }
 
+__device__ inline void store_number(uint32_t to, float number) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(number) : "memory");
+}
+__device__ inline float load_number(uint32_t from) {
+    float number;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(from) : "memory");
+    return number;
+}
+
 // Products read shared memory through the asynchronous proxy. Makes what this thread wrote there, or waited for, visible to products that are
 // asked for later.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

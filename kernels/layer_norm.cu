@@ -58,7 +58,7 @@ __device__ void layer_norm(Output y, float *means, float *rstds, const T *x, con
     extern "C" __global__ void __launch_bounds__(threads, blocks)                                                         \
         layer_##form##_##name(T *dx, float *parts, const T *dy, const T *x, const T *weight, const float *mean,   \
                               const float *rstd, size_t rows, size_t part_rows, size_t width, int accumulate) {   \
-        form<true>(NormBackward<T>{dx, parts, dy, x, weight, mean, rstd, rows, part_rows, width, accumulate});    \
+        form<NormRow<true>>(NormBackward<T>{dx, parts, dy, x, weight, mean, rstd, rows, part_rows, width, accumulate});    \
     }                                                                                                             \
     EXPORT(layer_##form##_##name)
 

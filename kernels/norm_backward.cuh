@@ -30,9 +30,13 @@ template <typename T> struct NormBackward {
     __device__ float *bias_part() const { return parts + (size_t(gridDim.x) + blockIdx.x) * width; }
 };
 
+// What a norm multiplies by: its weight, or 1 + weight.
+template <bool PLUS_ONE> __device__ float norm_factor(float weight) { return PLUS_ONE ? 1.0f + weight : weight; }
+
 // The formulas of layer normalisation; with the mean and the shift left out, those of RMS normalisation. Its sums over a
-// row: of the gradients times the weight times the centred values, and of those without the values.
-template <bool CENTRED> struct NormRow {
+// row: of the gradients times the factor times the centred values, and of those without the values.
+template <bool IS_CENTRED, bool PLUS_ONE = false> struct NormRow {
+    static constexpr bool CENTRED = IS_CENTRED;
     static constexpr int SUMS = CENTRED ? 2 : 1;
 
     float mean = 0.0f, rstd = 0.0f, slope = 0.0f, shift = 0.0f;
@@ -49,7 +53,7 @@ template <bool CENTRED> struct NormRow {
     __device__ void add_terms(float (&sums)[SUMS], const Pack &gradients, const Pack &values, const Pack &weights) const {
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            const float weighted = gradients.at[i] * weights.at[i];
+            const float weighted = gradients.at[i] * norm_factor<PLUS_ONE>(weights.at[i]);
             sums[0] += weighted * centred(values.at[i]);
             if constexpr (CENTRED) {
                 sums[1] += weighted;
@@ -68,7 +72,7 @@ template <bool CENTRED> struct NormRow {
         Pack found;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            const float weighted = gradients.at[i] * weights.at[i];
+            const float weighted = gradients.at[i] * norm_factor<PLUS_ONE>(weights.at[i]);
             found.at[i] = ((CENTRED ? weighted - shift : weighted) - centred(values.at[i]) * slope) * rstd;
         }
         return found;
@@ -111,10 +115,9 @@ template <typename T> struct AskedFor {
 };
 
 // Rows of up to a pack a thread, of a block or of lanes. While a row is summed, the next is on its way.
-template <bool CENTRED, typename T> __device__ void norm_backward(const NormBackward<T> &of) {
+template <typename Row, typename T> __device__ void norm_backward(const NormBackward<T> &of) {
     knowing(of.is_wide(), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
-        using Row = NormRow<CENTRED>;
         const size_t first = threadIdx.x * PACK, width = of.width, end = of.end();
         const float of_each = 1.0f / float(width);
         const bool has_columns = first < width;
@@ -162,13 +165,13 @@ template <bool CENTRED, typename T> __device__ void norm_backward(const NormBack
         if (blockDim.x > WARP) {
             if (has_columns) {
                 store<WIDE>(of.weight_part(), first, width, dweight);
-                if constexpr (CENTRED) {
+                if constexpr (Row::CENTRED) {
                     store<WIDE>(of.bias_part(), first, width, dbias);
                 }
             }
         } else {
             store_lanes_part(of.weight_part(), dweight, width);
-            if constexpr (CENTRED) {
+            if constexpr (Row::CENTRED) {
                 store_lanes_part(of.bias_part(), dbias, width);
             }
         }
@@ -176,8 +179,7 @@ template <bool CENTRED, typename T> __device__ void norm_backward(const NormBack
 }
 
 // Rows of any width, of a block: read twice, the second time from cache, and summed where the parts are.
-template <bool CENTRED, typename T> __device__ void norm_backward_widest(const NormBackward<T> &of) {
-    using Row = NormRow<CENTRED>;
+template <typename Row, typename T> __device__ void norm_backward_widest(const NormBackward<T> &of) {
     const size_t width = of.width, begin = threadIdx.x * PACK, stride = blockDim.x * PACK;
     const float of_each = 1.0f / float(width);
     for (size_t row = of.start(); row < of.end(); row++) {
@@ -196,7 +198,7 @@ template <bool CENTRED, typename T> __device__ void norm_backward_widest(const N
             const Pack dx = own.gradient(gradients, values, load(of.weight, first, width));
             store_or_add(of.dx + start, first, width, dx, of.accumulate);
             store_or_add(of.weight_part(), first, width, own.weight_terms(gradients, values), follows);
-            if constexpr (CENTRED) {
+            if constexpr (Row::CENTRED) {
                 store_or_add(of.bias_part(), first, width, gradients, follows);
             }
         }
@@ -204,12 +206,11 @@ template <bool CENTRED, typename T> __device__ void norm_backward_widest(const N
 }
 
 // Rows of up to HELD packs a thread, of a block.
-template <bool CENTRED, typename T> __device__ void norm_backward_wide(const NormBackward<T> &of) {
+template <typename Row, typename T> __device__ void norm_backward_wide(const NormBackward<T> &of) {
     if (!of.is_wide()) {
-        norm_backward_widest<CENTRED>(of);
+        norm_backward_widest<Row>(of);
         return;
     }
-    using Row = NormRow<CENTRED>;
     const size_t width = of.width;
     const float of_each = 1.0f / float(width);
     const auto place = [&](int held) { return (held * blockDim.x + threadIdx.x) * size_t(PACK); };
@@ -247,7 +248,7 @@ template <bool CENTRED, typename T> __device__ void norm_backward_wide(const Nor
     for (int held = 0; held < HELD; held++) {
         if (place(held) < width) {
             store<true>(of.weight_part(), place(held), width, dweight[held]);
-            if constexpr (CENTRED) {
+            if constexpr (Row::CENTRED) {
                 store<true>(of.bias_part(), place(held), width, dbias[held]);
             }
         }

@@ -1,5 +1,6 @@
-// Gated feed-forward activation (Shazeer 2020). A row of `gate_up` has the `width` elements of gate, then those of up. A
-// block works on a piece of a row, a pack a thread.
+// Gated feed-forward activation (Shazeer 2020), by a function of `gate.cuh`. A row of `gate_up` has the `width` elements of
+// gate, then those of up. A block works on a piece of a row, a pack a thread.
+#include "gate.cuh"
 #include "output.cuh"
 
 // First element of this thread's pack within its row.
@@ -7,7 +8,8 @@ __device__ inline size_t pack_of_row() {
     return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
 }
 
-template <typename Output, typename T> __device__ void swiglu(Output act, const T *gate_up, size_t width) {
+template <typename Function, typename Output, typename T>
+__device__ void gated(Function function, Output act, const T *gate_up, size_t width) {
     const size_t first = pack_of_row();
     if (first < width) {
         const T *gate = gate_up + size_t(blockIdx.x) * 2 * width, *up = gate + width;
@@ -17,7 +19,7 @@ template <typename Output, typename T> __device__ void swiglu(Output act, const 
             const Pack u = load<WIDE>(up, first, width);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
-                g.at[i] = g.at[i] / (1.0f + expf(-g.at[i])) * u.at[i];
+                g.at[i] = function.act(g.at[i], u.at[i]);
             }
             act.template store<WIDE>(size_t(blockIdx.x) * width, first, width, g);
         });
@@ -26,7 +28,8 @@ template <typename Output, typename T> __device__ void swiglu(Output act, const 
 }
 
 // Gate and up become their own gradients.
-template <typename Output, typename T> __device__ void swiglu_backward(Output gate_up, const T *dact, size_t width) {
+template <typename Function, typename Output, typename T>
+__device__ void gated_backward(Function function, Output gate_up, const T *dact, size_t width) {
     const size_t first = pack_of_row();
     if (first < width) {
         const size_t gate = size_t(blockIdx.x) * 2 * width, up = gate + width;
@@ -36,10 +39,9 @@ template <typename Output, typename T> __device__ void swiglu_backward(Output ga
             const Pack d = load<WIDE>(dact + size_t(blockIdx.x) * width, first, width);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
-                const float sigmoid = 1.0f / (1.0f + expf(-g.at[i]));
-                const float silu = g.at[i] * sigmoid;
-                g.at[i] = d.at[i] * u.at[i] * (sigmoid + silu * (1.0f - sigmoid));
-                u.at[i] = d.at[i] * silu;
+                const Gated of = function.gated(g.at[i], u.at[i]);
+                g.at[i] = d.at[i] * of.factor * of.slope;
+                u.at[i] = d.at[i] * of.passed * of.factor_slope;
             }
             gate_up.template store<WIDE>(gate, first, width, g);
             gate_up.template store<WIDE>(up, first, width, u);
@@ -48,29 +50,39 @@ template <typename Output, typename T> __device__ void swiglu_backward(Output ga
     gate_up.end();
 }
 
-#define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void swiglu_##name(T *act, const T *gate_up, size_t width) {                         \
-        swiglu(Values<false, T>{act, nullptr}, gate_up, width);                                                \
+// `alpha` and `limit` are those of ClampedSwish.
+#define OF_ONE_FUNCTION(Function, gated_name, T, name)                                                         \
+    extern "C" __global__ void gated_name##_##name(T *act, const T *gate_up, size_t width, float alpha,        \
+                                                   float limit) {                                              \
+        gated(Function(alpha, limit), Values<false, T>{act, nullptr}, gate_up, width);                         \
     }                                                                                                          \
-    EXPORT(swiglu_##name);                                                                                     \
-    extern "C" __global__ void swiglu_largest_##name(T *act, const T *gate_up, size_t width, int *parts) {     \
-        swiglu(Values<true, T>{act, parts}, gate_up, width);                                                   \
+    EXPORT(gated_name##_##name);                                                                               \
+    extern "C" __global__ void gated_name##_largest_##name(T *act, const T *gate_up, size_t width,             \
+                                                           float alpha, float limit, int *parts) {             \
+        gated(Function(alpha, limit), Values<true, T>{act, parts}, gate_up, width);                            \
     }                                                                                                          \
-    EXPORT(swiglu_largest_##name);                                                                             \
-    extern "C" __global__ void swiglu_codes_##name(uint8_t *act, const T *gate_up, size_t width,               \
-                                                   const float *largest, int converts) {                       \
-        swiglu(Codes<T>(act, largest, converts), gate_up, width);                                              \
+    EXPORT(gated_name##_largest_##name);                                                                       \
+    extern "C" __global__ void gated_name##_codes_##name(uint8_t *act, const T *gate_up, size_t width,         \
+                                                         float alpha, float limit, const float *largest,       \
+                                                         int converts) {                                       \
+        gated(Function(alpha, limit), Codes<T>(act, largest, converts), gate_up, width);                       \
     }                                                                                                          \
-    EXPORT(swiglu_codes_##name);                                                                               \
-    extern "C" __global__ void swiglu_backward_##name(T *gate_up, const T *dact, size_t width) {               \
-        swiglu_backward(Values<false, T>{gate_up, nullptr}, dact, width);                                      \
+    EXPORT(gated_name##_codes_##name);                                                                         \
+    extern "C" __global__ void gated_name##_backward_##name(T *gate_up, const T *dact, size_t width,           \
+                                                            float alpha, float limit) {                        \
+        gated_backward(Function(alpha, limit), Values<false, T>{gate_up, nullptr}, dact, width);               \
     }                                                                                                          \
-    EXPORT(swiglu_backward_##name);                                                                            \
-    extern "C" __global__ void swiglu_backward_largest_##name(T *gate_up, const T *dact, size_t width,         \
-                                                              int *parts) {                                    \
-        swiglu_backward(Values<true, T>{gate_up, parts}, dact, width);                                         \
+    EXPORT(gated_name##_backward_##name);                                                                      \
+    extern "C" __global__ void gated_name##_backward_largest_##name(T *gate_up, const T *dact, size_t width,   \
+                                                                    float alpha, float limit, int *parts) {    \
+        gated_backward(Function(alpha, limit), Values<true, T>{gate_up, parts}, dact, width);                  \
     }                                                                                                          \
-    EXPORT(swiglu_backward_largest_##name)
+    EXPORT(gated_name##_backward_largest_##name)
+
+#define OF_ONE_TYPE(T, name)                           \
+    OF_ONE_FUNCTION(Silu, swiglu, T, name);            \
+    OF_ONE_FUNCTION(GeluTanh, geglu, T, name);         \
+    OF_ONE_FUNCTION(ClampedSwish, clamped, T, name)
 
 OF_ONE_TYPE(float, f32);
 OF_ONE_TYPE(bf16, bf16);

@@ -61,7 +61,7 @@ HOT = {
     "layer_norm": {"layer_norm_bf16": HELD_ROWS, "layer_norm_largest_bf16": HELD_ROWS, "layer_norm_codes_bf16": HELD_ROWS, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
-    "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT},
+    "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT, "dequantise_mxfp4_bf16": FLAT},
     "swiglu": {
         "swiglu_bf16": Launch(128),
         "swiglu_largest_bf16": Launch(128),

@@ -7,7 +7,7 @@
 use kernels::cpu::Cpu;
 use kernels::{
     Attention, AttentionBackward, AttentionShape, FlashAttention, FlashAttentionBackward,
-    FlashOptions, Kernels, Target,
+    FlashOptions, Init, Kernels, Target,
 };
 use memory::{Buffer, Category, DType, Memory};
 use std::time::Instant;
@@ -67,7 +67,7 @@ impl Bench {
         let (cpu, f32) = (Target::Cpu, DType::F32);
         let scratch = [
             Attention::scratch_elements(cpu, shape, f32, true),
-            AttentionBackward::scratch_elements(cpu, shape, f32),
+            AttentionBackward::scratch_elements(cpu, shape, f32, false),
             FlashAttention::scratch_elements(cpu, shape, f32),
             FlashAttentionBackward::scratch_elements(cpu, shape, f32),
         ];
@@ -114,10 +114,12 @@ impl Bench {
         let called = self.kernels.run(Attention {
             out: Some(out),
             probs: Some(probs),
+            lse: None,
             scratch,
             q,
             k,
             v,
+            sinks: None,
             shape: self.shape,
             dropout: None,
         });
@@ -135,12 +137,16 @@ impl Bench {
             dq,
             dk,
             dv,
+            dsinks: None,
+            dsinks_init: Init::Overwrite,
             scratch,
             dout,
             probs,
+            lse: None,
             q,
             k,
             v,
+            sinks: None,
             shape: self.shape,
             dropout: None,
         });
@@ -158,6 +164,7 @@ impl Bench {
             q,
             k,
             v,
+            sinks: None,
             shape: self.shape,
             options,
         });
@@ -176,6 +183,8 @@ impl Bench {
             dq,
             dk,
             dv,
+            dsinks: None,
+            dsinks_init: Init::Overwrite,
             scratch,
             dout,
             out,
@@ -183,6 +192,7 @@ impl Bench {
             q,
             k,
             v,
+            sinks: None,
             shape: self.shape,
             options,
         });

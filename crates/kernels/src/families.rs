@@ -7,7 +7,7 @@ macro_rules! families {
             [$($given)*]
             [
                 elementwise: Fill fill, Copy copy, AddBias add_bias, BiasBackward bias_backward;
-                dequantise: DequantiseBytes dequantise_bytes, DequantiseNf4 dequantise_nf4;
+                dequantise: DequantiseBytes dequantise_bytes, DequantiseNf4 dequantise_nf4, DequantiseMxfp4 dequantise_mxfp4;
                 fp8: AbsMax abs_max, Quantise quantise, QuantiseTransposed quantise_transposed,
                     TransposeCodes transpose_codes;
                 dropout: BiasDropoutAdd bias_dropout_add, DropoutScale dropout_scale;
@@ -20,16 +20,19 @@ macro_rules! families {
                 attention: Attention attention, AttentionBackward attention_backward;
                 flash: FlashAttention flash_attention, FlashAttentionBackward flash_attention_backward;
                 cache: StoreInCache store_in_cache, CachedAttention cached_attention;
-                swiglu: Swiglu swiglu, SwigluBackward swiglu_backward;
+                swiglu: GatedActivation gated_activation,
+                    GatedActivationBackward gated_activation_backward;
                 router: Route route, RouteBackward route_backward, RouterZLoss router_z_loss,
                     GroupByExpert group_by_expert, CountChoices count_choices, BalanceLoss balance_loss,
                     StepRouterBias step_router_bias;
-                experts: SumRows sum_rows, WeighedSwiglu weighed_swiglu,
-                    WeighedSwigluBackward weighed_swiglu_backward;
+                experts: SumRows sum_rows, WeighedGatedActivation weighed_gated_activation,
+                    WeighedGatedActivationBackward weighed_gated_activation_backward,
+                    ExpertBiasGradient expert_bias_gradient,
+                    ExpertBiasDweights expert_bias_dweights;
                 latent: RotaryTail rotary_tail, ExpandKeys expand_keys,
                     ExpandKeysBackward expand_keys_backward;
                 gelu: Gelu gelu, GeluBackward gelu_backward;
-                cross_entropy: CrossEntropy cross_entropy;
+                cross_entropy: CrossEntropy cross_entropy, SoftCap soft_cap;
                 preference: PreferenceLoss preference_loss;
                 norm: Sum sum, NormGrains norm_grains, NormAndClip norm_and_clip;
                 sum_in_order: SumInOrder sum_in_order;

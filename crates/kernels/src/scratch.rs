@@ -27,17 +27,25 @@ impl Attention<'_> {
 }
 
 impl AttentionBackward<'_> {
-    /// The f32 elements of scratch that it needs: a function of these alone.
-    pub fn scratch_elements(target: Target, shape: AttentionShape, dtype: DType) -> usize {
-        match target {
+    /// The f32 elements of scratch that it needs, where the gradient of sinks is asked for or not: a function of these alone. That
+    /// gradient follows from a number for each query of each head.
+    pub fn scratch_elements(
+        target: Target,
+        shape: AttentionShape,
+        dtype: DType,
+        with_dsinks: bool,
+    ) -> usize {
+        let row_sums = match with_dsinks {
+            true => shape.statistics().iter().product(),
+            false => 0,
+        };
+        let of_scores = match target {
             Target::Cpu => {
                 shape.batch * shape.kv_heads * cpu::attention::backward_scratch(shape, dtype)
             }
-            Target::Cuda => {
-                cuda::attention::scores(shape).next_multiple_of(64)
-                    + cuda::attention::gradient_sums(shape, dtype)
-            }
-        }
+            Target::Cuda => cuda::attention::backward_scratch(shape, dtype),
+        };
+        of_scores + row_sums
     }
 }
 
@@ -98,10 +106,13 @@ impl Operation<'_> {
                     Attention::scratch_elements(target, of.shape, dtype, kept),
                 )
             }
-            Operation::AttentionBackward(of) => (
-                &of.scratch,
-                AttentionBackward::scratch_elements(target, of.shape, of.q.dtype()),
-            ),
+            Operation::AttentionBackward(of) => {
+                let (dtype, with_dsinks) = (of.q.dtype(), of.dsinks.is_some());
+                (
+                    &of.scratch,
+                    AttentionBackward::scratch_elements(target, of.shape, dtype, with_dsinks),
+                )
+            }
             Operation::FlashAttention(of) => (
                 &of.scratch,
                 FlashAttention::scratch_elements(target, of.shape, of.q.dtype()),
@@ -149,6 +160,14 @@ mod tests {
                     before = now;
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_sinks_takes_a_number_for_each_query_of_each_head() {
+        for (target, dtype) in [(Target::Cpu, DType::F32), (Target::Cuda, DType::BF16)] {
+            let of = |with| AttentionBackward::scratch_elements(target, SHAPE, dtype, with);
+            assert_eq!(of(true), of(false) + 2 * 8 * 1024, "{target:?}");
         }
     }
 

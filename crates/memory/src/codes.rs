@@ -10,17 +10,20 @@ pub enum Codes {
     /// 4 bits: NormalFloat, by blocks of 64. The `absmax` of the blocks, less their mean (`offset`), are 8-bit codes
     /// themselves (Dettmers et al. 2023, "QLoRA").
     Nf4,
+    /// 4 bits: numbers of one bit of mantissa, by blocks of 32 that share a power of two, of 8 bits (OCP Microscaling Formats 1.0,
+    /// "MXFP4").
+    Mxfp4,
 }
 
 /// Where the parts of a matrix lie among its bytes. Each part starts at a multiple of 16 bytes, and
 /// the whole is padded to a multiple of 256.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodePlaces {
-    /// The codes. Of two 4-bit ones in a byte, the first is the upper half.
+    /// The codes. Of two 4-bit ones in a byte, the first is the upper half, of [`Codes::Mxfp4`] the lower.
     pub codes: Range<usize>,
-    /// The codes of the `absmax`; empty where these are f32.
+    /// The codes of the `absmax`, or the exponents of the blocks' powers of two; empty where there are f32 `absmax` alone.
     pub absmax_codes: Range<usize>,
-    /// f32 `absmax`: of the blocks of codes, or of the blocks of their `absmax`.
+    /// f32 `absmax`: of the blocks of codes, or of the blocks of their `absmax`; empty where there are powers of two.
     pub absmax: Range<usize>,
     /// The f32 that is added to each `absmax` of a block; empty where there is none.
     pub offset: Range<usize>,
@@ -33,12 +36,15 @@ impl Codes {
     pub const BLOCK: usize = 256;
     /// Elements that share an `absmax` under [`Codes::Nf4`].
     pub const NF4_BLOCK: usize = 64;
+    /// Elements that share a power of two under [`Codes::Mxfp4`].
+    pub const MXFP4_BLOCK: usize = 32;
 
     /// Elements and bytes of a block of codes.
     pub const fn block(self) -> (usize, usize) {
         match self {
             Codes::EightBit => (Codes::BLOCK, Codes::BLOCK),
             Codes::Nf4 => (Codes::NF4_BLOCK, Codes::NF4_BLOCK / 2),
+            Codes::Mxfp4 => (Codes::MXFP4_BLOCK, Codes::MXFP4_BLOCK / 2),
         }
     }
 
@@ -47,6 +53,7 @@ impl Codes {
         match self {
             Codes::EightBit => "8bit",
             Codes::Nf4 => "nf4",
+            Codes::Mxfp4 => "mxfp4",
         }
     }
 
@@ -67,6 +74,12 @@ impl Codes {
                 nf4_blocks,
                 f32s(nf4_blocks.div_ceil(Codes::BLOCK)),
                 f32s(1),
+            ],
+            Codes::Mxfp4 => [
+                elements.div_ceil(2),
+                elements.div_ceil(Codes::MXFP4_BLOCK),
+                0,
+                0,
             ],
         }
         .map(&mut place);
@@ -93,13 +106,18 @@ mod tests {
         let places = Codes::EightBit.places(257);
         assert_eq!((places.codes, places.absmax), (0..257, 272..280));
         assert!(places.absmax_codes.is_empty() && places.offset.is_empty());
+        let places = Codes::Mxfp4.places(32 * 33);
+        assert_eq!((places.codes, places.absmax_codes), (0..528, 528..561));
+        assert!(places.absmax.is_empty() && places.offset.is_empty());
+        assert_eq!(places.bytes, 768);
     }
 
     #[test]
-    fn a_large_matrix_takes_4_127_bits_an_element() {
+    fn a_large_matrix_takes_little_more_than_its_codes() {
         let elements = 4096 * 14_336;
         let bits = |codes: Codes| codes.places(elements).bytes as f64 * 8.0 / elements as f64;
         assert!((bits(Codes::Nf4) - (4.0 + 0.125 + 32.0 / 16_384.0)).abs() < 1e-4);
         assert!((bits(Codes::EightBit) - 8.125).abs() < 1e-4);
+        assert!((bits(Codes::Mxfp4) - 4.25).abs() < 1e-4);
     }
 }

@@ -5,7 +5,8 @@ use crate::{
     ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, NormPlacement,
     QkNormExtent, RopeScaling,
 };
-use kernels::{AttentionShape, ScoreScale};
+use kernels::operation::GateFunction;
+use kernels::{AttentionShape, Positive};
 use std::rc::Rc;
 
 /// The parts of a block. Blocks of one model may differ in everything but the width of the residual stream.
@@ -15,6 +16,8 @@ pub struct BlockSpec {
     pub attention: AttentionSpec,
     /// Its feed-forward layer, where it has no experts.
     pub feed_forward: FeedForwardSpec,
+    /// The function of gate and up, in that layer and in experts; none: that layer has no gate, and GELU.
+    pub gate: Option<GateFunction>,
     /// Its experts, in place of that layer.
     pub experts: Option<ExpertsConfig>,
     /// Where its norms stand.
@@ -36,6 +39,10 @@ pub struct AttentionSpec {
     pub v_head_dim: usize,
     /// Attention scores are multiplied by it; `None` means 1 / sqrt(`qk_head_dim`).
     pub scale: Option<f32>,
+    /// Scores s become c tanh(s / c), with this c; none: they stay.
+    pub cap: Option<f32>,
+    /// Every head has a learned score that joins its softmax and has no value.
+    pub has_sinks: bool,
     /// The most keys that a query sees, its own included; none: its own and all before it.
     pub window: Option<usize>,
     /// Extent of the norms of queries and keys; none if they have no norms.
@@ -55,8 +62,6 @@ pub struct AttentionSpec {
 /// The shape and the features of a feed-forward layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForwardSpec {
-    /// The function between its products.
-    pub function: ActivationFunction,
     /// Its width.
     pub width: usize,
     /// Its projections have a bias.
@@ -116,7 +121,8 @@ impl AttentionSpec {
         AttentionShape {
             v_head_dim: self.v_head_dim,
             window: self.window,
-            scale: self.scale.map(ScoreScale::new),
+            scale: self.scale.map(Positive::new),
+            cap: self.cap.map(Positive::new),
             ..AttentionShape::new([batch, seq], [self.heads, self.kv_heads], self.qk_head_dim)
         }
     }
@@ -153,14 +159,27 @@ impl ModelConfig {
         BlockSpec {
             attention: self.attention(layer),
             feed_forward: FeedForwardSpec {
-                function: self.activation,
                 width: self.ffn,
                 bias: self.mlp_bias || self.biases,
                 is_fused: self.fused_projections,
             },
+            gate: self.gate(),
             experts: self.experts.clone().filter(|_| self.has_experts(layer)),
             norms: self.norm_placement,
             residual_multiplier: self.residual_multiplier as f32,
+        }
+    }
+
+    /// The function of gate and up, if the feed-forward layer has a gate.
+    fn gate(&self) -> Option<GateFunction> {
+        match self.activation {
+            ActivationFunction::Swiglu => Some(GateFunction::Silu),
+            ActivationFunction::GegluTanh => Some(GateFunction::GeluTanh),
+            ActivationFunction::ClampedSwiglu => Some(GateFunction::ClampedSwish {
+                alpha: self.swiglu_alpha as f32,
+                limit: self.swiglu_limit as f32,
+            }),
+            ActivationFunction::GeluTanh => None,
         }
     }
 
@@ -198,6 +217,8 @@ impl ModelConfig {
                 Some(scale) => Some(scale as f32),
                 None => (latent.is_some() && factor != 1.0).then_some(scale as f32),
             },
+            cap: self.attn_logit_softcapping.map(|cap| cap as f32),
+            has_sinks: self.attention_sinks,
             window: self.window(layer),
             qk_norm: self.qk_norm.then_some(self.qk_norm_over),
             rotary: self.rotary(layer),

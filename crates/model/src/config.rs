@@ -59,9 +59,18 @@ pub struct ModelConfig {
     /// Where a block's norms stand.
     #[serde(default)]
     pub norm_placement: NormPlacement,
+    /// Norms multiply by 1 + their weight (Gemma).
+    #[serde(default)]
+    pub zero_centered_norm: bool,
     /// The function between the feed-forward layer's products.
     #[serde(default)]
     pub activation: ActivationFunction,
+    /// The factor within the sigmoid of `clamped_swiglu`.
+    #[serde(default = "default_swiglu_alpha")]
+    pub swiglu_alpha: f64,
+    /// Where `clamped_swiglu` clamps gate and up.
+    #[serde(default = "default_swiglu_limit")]
+    pub swiglu_limit: f64,
     /// How tokens get their position.
     #[serde(default)]
     pub positions: PositionKind,
@@ -100,12 +109,24 @@ pub struct ModelConfig {
     /// The embedding is multiplied by this.
     #[serde(default = "one")]
     pub embedding_multiplier: f64,
+    /// The embedding is multiplied by sqrt(`hidden`), rounded to the type that is computed in (Gemma).
+    #[serde(default)]
+    pub scale_embedding: bool,
     /// Factor on the outputs of attention and of the feed-forward layer, before they are added to the residual stream.
     #[serde(default = "one")]
     pub residual_multiplier: f64,
     /// Attention's scores are multiplied by this; absent: by 1 / sqrt(`head_dim`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_multiplier: Option<f64>,
+    /// Attention's scores s become c tanh(s / c), with this c; absent: they stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attn_logit_softcapping: Option<f64>,
+    /// Logits z become c tanh(z / c), with this c; absent: they stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub final_logit_softcapping: Option<f64>,
+    /// Every head has a learned score that joins its softmax and has no value (gpt-oss).
+    #[serde(default)]
+    pub attention_sinks: bool,
     /// Logits are divided by this.
     #[serde(default = "one")]
     pub logits_scaling: f64,
@@ -141,6 +162,14 @@ fn one() -> f64 {
     1.0
 }
 
+fn default_swiglu_alpha() -> f64 {
+    1.702
+}
+
+fn default_swiglu_limit() -> f64 {
+    7.0
+}
+
 fn default_init_std() -> f64 {
     0.02
 }
@@ -170,7 +199,10 @@ impl ModelConfig {
         full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         norm_placement: NormPlacement::Before,
+        zero_centered_norm: false,
         activation: ActivationFunction::Swiglu,
+        swiglu_alpha: 1.702,
+        swiglu_limit: 7.0,
         positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
@@ -183,8 +215,12 @@ impl ModelConfig {
         no_rope_layers: Vec::new(),
         query_temperature: None,
         embedding_multiplier: 1.0,
+        scale_embedding: false,
         residual_multiplier: 1.0,
         attention_multiplier: None,
+        attn_logit_softcapping: None,
+        final_logit_softcapping: None,
+        attention_sinks: false,
         logits_scaling: 1.0,
         init_std: 0.02,
         router_aux: 0.0,
@@ -233,13 +269,16 @@ impl ModelConfig {
     /// Refuses what blocks with experts or latents do not compute.
     fn check_beside_experts_and_latents(&self) -> Result<(), ModelConfigError> {
         let (experts, latent) = (self.experts.is_some(), self.latent.is_some());
-        let after = self.norm_placement == NormPlacement::After;
+        let behind = self.norm_placement.is_behind();
+        let has_no_gate = self.activation == ActivationFunction::GeluTanh;
         let mixture = [
-            ("norm_placement", after, "before"),
+            ("activation", has_no_gate, "swiglu, or another with a gate"),
+            ("norm_placement", behind, "before"),
             ("residual_multiplier", self.residual_multiplier != 1.0, "1"),
         ];
         let of_latents = [
-            ("norm_placement", after, "before"),
+            ("norm_placement", behind, "before"),
+            ("attention_sinks", self.attention_sinks, "false"),
             (
                 "attention_multiplier",
                 self.attention_multiplier.is_some(),
@@ -434,6 +473,16 @@ impl ModelConfig {
                 self.window_rope_theta.unwrap_or(self.rope_theta),
             ),
             ("query_temperature", self.query_temperature.unwrap_or(1.0)),
+            ("swiglu_alpha", self.swiglu_alpha),
+            ("swiglu_limit", self.swiglu_limit),
+            (
+                "attn_logit_softcapping",
+                self.attn_logit_softcapping.unwrap_or(1.0),
+            ),
+            (
+                "final_logit_softcapping",
+                self.final_logit_softcapping.unwrap_or(1.0),
+            ),
             ("embedding_multiplier", self.embedding_multiplier),
             ("residual_multiplier", self.residual_multiplier),
             (

@@ -23,7 +23,7 @@ pub(crate) struct ExpertAdapter {
 }
 
 impl ExpertAdapter {
-    /// Declares the factors of the parameter `name [experts, outputs, inputs]`, if it is a target.
+    /// Declares the factors of the parameter `name [experts, outputs, inputs]`, which is declared, if it is a target.
     pub(crate) fn declare(
         own: &mut PartParameters,
         name: &str,
@@ -42,7 +42,10 @@ impl ExpertAdapter {
         });
         let size = size?;
         let a = ([experts, size.rank, inputs], Stored::ExpertsInRows);
-        let b = ([experts, outputs, size.rank], Stored::ExpertsInColumns);
+        let in_columns = Stored::ExpertsInColumns {
+            is_interleaved: own.is_interleaved(name),
+        };
+        let b = ([experts, outputs, size.rank], in_columns);
         let initial = initial_a(lora.init, [size.rank, inputs]);
         Some(ExpertAdapter {
             kept: kept(name),

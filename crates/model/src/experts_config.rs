@@ -37,6 +37,9 @@ pub struct ExpertsConfig {
     /// Groups that a token's experts are chosen from.
     #[serde(default = "one_group")]
     pub chosen_groups: usize,
+    /// The router's product and the experts' have biases (gpt-oss).
+    #[serde(default)]
+    pub biases: bool,
     /// A bias is added to scores where experts are chosen, which the load of experts moves (DeepSeek-V3).
     #[serde(default)]
     pub choice_bias: bool,

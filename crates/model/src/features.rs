@@ -22,6 +22,8 @@ pub enum NormPlacement {
     Before,
     /// Behind them: what they add to the residual stream is normalised (OLMo 2).
     After,
+    /// In front of them and behind them (Gemma 2).
+    Both,
 }
 
 /// Extent of the norms of queries and keys.
@@ -42,6 +44,10 @@ pub enum ActivationFunction {
     /// silu(gate) up.
     #[default]
     Swiglu,
+    /// gelu(gate) up, with GELU by its tanh form (Gemma).
+    GegluTanh,
+    /// gate sigmoid(alpha gate) (up + 1), with gate and up clamped to a limit (gpt-oss).
+    ClampedSwiglu,
     /// GELU by its tanh form, without a gate.
     GeluTanh,
 }
@@ -63,8 +69,18 @@ impl NormKind {
 }
 
 impl NormPlacement {
+    /// Whether norms stand in front of sublayers.
+    pub fn is_in_front(self) -> bool {
+        self != NormPlacement::After
+    }
+
+    /// Whether norms stand behind sublayers.
+    pub fn is_behind(self) -> bool {
+        self != NormPlacement::Before
+    }
+
     /// The names in settings.
-    pub const NAMES: &'static [&'static str] = &["before", "after"];
+    pub const NAMES: &'static [&'static str] = &["before", "after", "both"];
 }
 
 impl QkNormExtent {
@@ -74,7 +90,8 @@ impl QkNormExtent {
 
 impl ActivationFunction {
     /// The names in settings.
-    pub const NAMES: &'static [&'static str] = &["swiglu", "gelu_tanh"];
+    pub const NAMES: &'static [&'static str] =
+        &["swiglu", "geglu_tanh", "clamped_swiglu", "gelu_tanh"];
 }
 
 impl PositionKind {

@@ -96,6 +96,7 @@ pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, Mo
 pub use model::{Computation, Model};
 pub use parameters::{
     ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,
+    Transposition, TurnedAxis,
 };
 pub use pass::{Pass, Work};
 pub use patterns::NamePatterns;

@@ -12,7 +12,7 @@ use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{Activation, DropoutSite, Extent, Pass, Result};
 use kernels::operation::{AddBias, BiasBackward, ByColumns, Copy, Matmul};
 use kernels::{Init, Kernels};
-use memory::{Buffer, In, Out};
+use memory::{Buffer, Category, DType, In, Out};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -188,14 +188,36 @@ impl Linear {
             }
             return Ok(());
         }
+        let converted = self.converted_bias(pass, y.dtype())?;
+        let bias = converted.as_ref().map(Buffer::view);
         kernels.run(Matmul {
             out: y.reborrow(),
             a: x,
             b: self.weight(pass)?.view().t(),
-            bias: pass.parameters(&self.biases),
+            bias: bias.or_else(|| pass.parameters(&self.biases)),
             init: Init::Overwrite,
         })?;
         self.add_biases_apart(pass, y)
+    }
+
+    /// The only bias in the type of the output, if it is stored in another: a product adds one of its output's type.
+    fn converted_bias(&self, pass: &Pass, dtype: DType) -> Result<Option<Buffer>> {
+        let [bias] = self.biases[..] else {
+            return Ok(None);
+        };
+        let x = pass.parameter(bias);
+        if x.dtype() == dtype {
+            return Ok(None);
+        }
+        let mut converted = pass.lease(
+            Category::Temporary,
+            "converted_bias",
+            [self.outputs()],
+            dtype,
+        )?;
+        let out = converted.view_mut();
+        pass.kernels().run(Copy { out, x })?;
+        Ok(Some(converted))
     }
 
     /// Padding can separate biases even when their weights are contiguous; then the product has added none.

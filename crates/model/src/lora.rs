@@ -185,9 +185,11 @@ impl ModulePattern {
 }
 
 impl Lora {
-    /// How the matrix of a module is stored as codes; none: as the rest of the model is.
+    /// How the matrix of a module is stored as codes; none: as the rest of the model is. MXFP4 is for experts.
     pub(crate) fn codes_of(&self, module: &str) -> Option<Codes> {
-        self.base.filter(|_| !self.base_skip.has(module))
+        let is_for = |codes| codes != Codes::Mxfp4 || module.contains(OF_EXPERTS);
+        let codes = self.base.filter(|codes| is_for(*codes));
+        codes.filter(|_| !self.base_skip.has(module))
     }
 
     /// The size of a module's adapter; none if it has none.

@@ -45,7 +45,7 @@ pub enum Initial {
     Zero,
 }
 
-/// How Hugging Face's files store a matrix.
+/// How Hugging Face's files store a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stored {
     /// Outputs by inputs, as the model uses it.
@@ -55,11 +55,67 @@ pub enum Stored {
     Transposed,
     /// The matrices of several experts, each in tensors of its own.
     ByExpert(ExpertFiles),
+    /// `[experts, outputs, inputs]`, the matrices of experts, as `[experts, inputs, outputs]` (gpt-oss).
+    ExpertsTransposed {
+        /// Whether gate and up alternate: output `2 i` of a file is gate's output `i`, and `2 i + 1` is up's. The model has gate's
+        /// outputs first, then up's.
+        is_interleaved: bool,
+    },
+    /// The vectors of experts, one after another, as `[experts, width]`. Outputs may alternate as those of matrices do.
+    ExpertVectors {
+        /// How many experts there are.
+        experts: usize,
+        /// Whether gate and up alternate.
+        is_interleaved: bool,
+    },
     /// `[experts, rank, inputs]`, the factors A of experts, as `[experts rank, inputs]`.
     ExpertsInRows,
     /// `[experts, outputs, rank]`, the factors B of experts, as `[outputs, rank x experts]`: column
-    /// `r * experts + e` is rank `r` of expert `e`.
-    ExpertsInColumns,
+    /// `r * experts + e` is rank `r` of expert `e`. Outputs alternate if those of the experts' matrices do.
+    ExpertsInColumns {
+        /// Whether gate and up alternate.
+        is_interleaved: bool,
+    },
+}
+
+/// An axis of x y z indices. Memory has them in the order `[x, y, z]`, files as `[y, x, z]`. `[1, n, 1]` has the same order in both.
+pub type TurnedAxis = [usize; 3];
+
+/// How files order a parameter: each of several matrices `[rows, columns]` is `[columns, rows]` there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transposition {
+    /// The number of matrices, one after another.
+    pub matrices: usize,
+    /// Rows in memory.
+    pub rows: TurnedAxis,
+    /// Columns in memory.
+    pub columns: TurnedAxis,
+}
+
+impl Transposition {
+    /// Of matrices, or vectors as matrices, whose axes have the same order in files.
+    pub(crate) fn of(matrices: usize, rows: usize, columns: usize) -> Transposition {
+        Transposition {
+            matrices,
+            rows: [1, rows, 1],
+            columns: [1, columns, 1],
+        }
+    }
+
+    /// How memory orders what is in files.
+    pub fn reversed(self) -> Transposition {
+        let swapped = |[x, y, z]: TurnedAxis| [y, x, z];
+        Transposition {
+            matrices: self.matrices,
+            rows: swapped(self.columns),
+            columns: swapped(self.rows),
+        }
+    }
+}
+
+/// 2 if gate and up alternate in files, else 1.
+fn parts(is_interleaved: bool) -> usize {
+    1 + usize::from(is_interleaved)
 }
 
 /// How files name the matrices of experts, which a model has as one parameter `[experts, outputs, inputs]`: the tensor
@@ -122,18 +178,47 @@ impl Parameter {
     pub fn stored_shape(&self) -> Vec<usize> {
         match (self.stored, &self.shape[..]) {
             (Stored::Transposed, sizes) => sizes.iter().rev().copied().collect(),
+            (Stored::ExpertsTransposed { .. }, [experts, outputs, inputs]) => {
+                vec![*experts, *inputs, *outputs]
+            }
+            (Stored::ExpertVectors { experts, .. }, [elements]) => {
+                vec![experts, elements / experts]
+            }
             (Stored::ExpertsInRows, [experts, rank, inputs]) => vec![experts * rank, *inputs],
-            (Stored::ExpertsInColumns, [experts, outputs, rank]) => vec![*outputs, rank * experts],
+            (Stored::ExpertsInColumns { .. }, [experts, outputs, rank]) => {
+                vec![*outputs, rank * experts]
+            }
             _ => self.shape.clone(),
         }
     }
 
-    /// Rows and columns of the matrix in memory whose transpose files have; none if files have elements in the same order.
-    pub fn turned(&self) -> Option<[usize; 2]> {
+    /// How files order its elements; none if they do as memory does.
+    pub fn turned(&self) -> Option<Transposition> {
+        let in_parts = |outputs: usize, is_interleaved| {
+            let parts = parts(is_interleaved);
+            [parts, outputs / parts, 1]
+        };
         match (self.stored, &self.shape[..]) {
-            (Stored::Transposed, [rows, columns]) => Some([*rows, *columns]),
-            (Stored::ExpertsInColumns, [experts, outputs, rank]) => {
-                Some([*experts, outputs * rank])
+            (Stored::Transposed, &[rows, columns]) => Some(Transposition::of(1, rows, columns)),
+            (Stored::ExpertsTransposed { is_interleaved }, &[experts, outputs, inputs]) => {
+                Some(Transposition {
+                    rows: in_parts(outputs, is_interleaved),
+                    ..Transposition::of(experts, outputs, inputs)
+                })
+            }
+            (
+                Stored::ExpertVectors {
+                    experts,
+                    is_interleaved: true,
+                },
+                &[elements],
+            ) => Some(Transposition::of(experts, 2, elements / experts / 2)),
+            (Stored::ExpertsInColumns { is_interleaved }, &[experts, outputs, rank]) => {
+                let [parts, of_part, _] = in_parts(outputs, is_interleaved);
+                Some(Transposition {
+                    columns: [parts, of_part, rank],
+                    ..Transposition::of(1, experts, outputs * rank)
+                })
             }
             _ => None,
         }
@@ -533,17 +618,64 @@ impl PartParameters<'_> {
             .declare_as(Role::Buffer, name, shape, initial)
     }
 
-    /// The matrices `[experts, outputs, inputs]` of several experts, which files keep apart. They may be stored as codes, as
+    /// The matrices `[experts, outputs, inputs]` of several experts, which files store in this way. They may be stored as codes, as
     /// those of linear layers are, all experts' as one matrix.
     ///
     /// # Panics
-    /// If the name does not have the end that `files` says.
-    pub fn experts(&mut self, name: &str, shape: [usize; 3], files: ExpertFiles) -> ParameterId {
-        assert!(name.ends_with(files.end), "{name} ends in {}", files.end);
+    /// If the name does not have the end that files of each expert say, or if outputs alternate and their number is odd.
+    pub fn experts(&mut self, name: &str, shape: [usize; 3], stored: Stored) -> ParameterId {
+        match stored {
+            Stored::ByExpert(files) => {
+                assert!(name.ends_with(files.end), "{name} ends in {}", files.end)
+            }
+            Stored::ExpertsTransposed { is_interleaved } => {
+                assert!(
+                    shape[1].is_multiple_of(parts(is_interleaved)),
+                    "{name} has gate and up"
+                )
+            }
+            _ => {}
+        }
         let id = self.declare(name, &shape, Initial::Normal);
-        self.all.declared[id.index].stored = Stored::ByExpert(files);
+        self.all.declared[id.index].stored = stored;
         self.as_codes(id);
         id
+    }
+
+    /// The vectors `[experts, width]` of several experts, of zeros: one vector of all, which is trained as biases are.
+    ///
+    /// # Panics
+    /// If gate and up alternate in files, and the width is odd.
+    pub fn expert_vectors(
+        &mut self,
+        name: &str,
+        [experts, width]: [usize; 2],
+        is_interleaved: bool,
+    ) -> ParameterId {
+        assert!(
+            width.is_multiple_of(parts(is_interleaved)),
+            "{name} has gate and up"
+        );
+        let id = self.vector(name, experts * width, Initial::Zero);
+        self.all.declared[id.index].stored = Stored::ExpertVectors {
+            experts,
+            is_interleaved,
+        };
+        id
+    }
+
+    /// Whether files alternate gate and up of the experts' matrix that was declared under a name.
+    pub(crate) fn is_interleaved(&self, name: &str) -> bool {
+        let name = self.module(name);
+        let mut declared = self.all.declared.iter().rev();
+        let matrix = declared.find(|parameter| parameter.name == name);
+        let matrix = matrix.expect("an adapter is declared behind its matrix");
+        matches!(
+            matrix.stored,
+            Stored::ExpertsTransposed {
+                is_interleaved: true
+            }
+        )
     }
 
     /// A weight of any shape.

@@ -140,6 +140,22 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// The same beside a parameter, which may be none.
+    pub(crate) fn cache_and_parameter(
+        &mut self,
+        id: Option<ParameterId>,
+    ) -> Option<(LayerCache<'_>, Option<In<'_>>)> {
+        let index = id.map(|id| self.index(id));
+        let layer = self.running.at.layer;
+        match &mut self.work.purpose {
+            Purpose::Inference(Some(cached)) => {
+                let parameter = index.map(|index| self.work.weights.view(index));
+                Some((cached.of_layer(layer), parameter))
+            }
+            _ => None,
+        }
+    }
+
     /// What happens to an activation between forward and backward. Without a backward pass, and on a tile, it is
     /// dropped after its last reader.
     fn action(&self, at: LayerActivation) -> Action {

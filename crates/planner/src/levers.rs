@@ -293,7 +293,7 @@ impl Setup {
         let lora = &self.config.lora;
         let rank = set!(lora.rank = Some(ADAPTER_RANK), ADAPTER_RANK);
         let in_codes = set!(lora.base_dtype = Some(BaseType::Nf4), "nf4");
-        let is_plain = !matches!(lora.base_dtype, Some(BaseType::Nf4 | BaseType::EightBit));
+        let is_plain = matches!(lora.base_dtype, None | Some(BaseType::Bf16));
         let both = || {
             let words = format!("adapters of rank {ADAPTER_RANK} on the model in 4 bits");
             (words, rank.and(&in_codes))

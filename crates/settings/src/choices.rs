@@ -34,6 +34,8 @@ choices! {
         EightBit = "8bit",
         /// 4 bits, by blocks (Dettmers et al. 2023).
         Nf4 = "nf4",
+        /// 4 bits, by blocks with powers of two, of experts alone.
+        Mxfp4 = "mxfp4",
     }
 }
 

@@ -97,9 +97,18 @@ keys! {
             .details("GPT-2 differs from others in this, activation, positions, max_positions, biases and dropout together; mixtures are \
                       refused."),
         key("model.norm_placement", Kind::Choice(NormPlacement::NAMES), "\"before\"",
-            "Norms stand before attention and the feed-forward layer, or after them, on what they add to the residual stream (OLMo 2)"),
+            "Norms stand before attention and the feed-forward layer, or after them, on what they add to the residual stream (OLMo 2)")
+            .details("both: before and after (Gemma 2 and 3)."),
+        key("model.zero_centered_norm", Kind::Bool, "false", "Norms multiply by 1 + their weight, which starts at 0 (Gemma)"),
         key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
-            "Activation function of the feed-forward layer; gelu_tanh has no gate"),
+            "Activation function of the feed-forward layer and of experts; gelu_tanh has no gate")
+            .details("swiglu: silu(gate) up; geglu_tanh: gelu(gate) up (Gemma); clamped_swiglu: gate sigmoid(swiglu_alpha gate) (up + 1), \
+                      clamped by swiglu_limit (gpt-oss)."),
+        key("model.swiglu_alpha", Kind::Real(Range::Positive), "1.702", "The factor within the sigmoid of clamped_swiglu")
+            .needs(need::CLAMPED_SWIGLU),
+        key("model.swiglu_limit", Kind::Real(Range::Positive), "7.0",
+            "clamped_swiglu takes gate up to this, and up from minus this to this")
+            .needs(need::CLAMPED_SWIGLU),
         key("model.positions", Kind::Choice(PositionKind::NAMES), "\"rotary\"",
             "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
         optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
@@ -114,16 +123,24 @@ keys! {
             "Share of a head's columns that the rotary embedding turns, the first ones; at most 1 (GLM-4.5, Phi-4-mini)")
             .needs(need::ROTARY),
         optional("model.window_rope_theta", Kind::Real(Range::Positive), ("10000.0", "they turn as other layers do"),
-            "Layers with a window turn by this base, without rope_scaling (OLMo 3)"),
+            "Layers with a window turn by this base, without rope_scaling (OLMo 3, Gemma 3)"),
         key("model.no_rope_layers", Kind::Wholes, "[]", "Layers without the rotary embedding, counted from 0 (SmolLM3)")
             .needs(need::ROTARY),
         optional("model.query_temperature", Kind::Real(Range::Positive), ("0.1", "none"),
             "Queries are multiplied by 1 + this times ln(1 + floor(position / rope_scaling.original_max_position)) (Ministral 3)"),
         key("model.embedding_multiplier", Kind::Real(Range::Positive), "1.0", "The embedding is multiplied by this (Granite)"),
+        key("model.scale_embedding", Kind::Bool, "false",
+            "The embedding is multiplied by sqrt(hidden), rounded to the type that is computed in (Gemma)"),
         key("model.residual_multiplier", Kind::Real(Range::Positive), "1.0",
             "What attention and the feed-forward layer add to the residual stream is multiplied by this (Granite)"),
         optional("model.attention_multiplier", Kind::Real(Range::Positive), ("0.015625", "1 / sqrt(head_dim)"),
-            "Attention's scores are multiplied by this (Granite, which needs it)"),
+            "Attention's scores are multiplied by this (Granite, which needs it; Gemma)"),
+        optional("model.attn_logit_softcapping", Kind::Real(Range::Positive), ("50.0", "none"),
+            "Attention's scores s become c tanh(s / c), with this c (Gemma 2)"),
+        optional("model.final_logit_softcapping", Kind::Real(Range::Positive), ("30.0", "none"),
+            "Logits z become c tanh(z / c), with this c (Gemma 2)"),
+        key("model.attention_sinks", Kind::Bool, "false",
+            "Every head has a learned score that joins its softmax and has no value (gpt-oss)"),
         key("model.logits_scaling", Kind::Real(Range::Positive), "1.0", "Logits are divided by this (Granite)"),
         optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
             "How rotary wavelengths are stretched for sequences longer than those of the original training")
@@ -180,6 +197,7 @@ keys! {
         optional("model.experts.groups", Kind::Whole(1), ("8", "1"),
             "Groups of neighbouring experts, of which a token's experts come from the best few (DeepSeek); 1: from all"),
         optional("model.experts.chosen_groups", Kind::Whole(1), ("4", "1"), "Groups that a token's experts come from"),
+        optional("model.experts.biases", Kind::Bool, ("true", "false"), "The router and the experts have biases (gpt-oss)"),
         optional("model.experts.choice_bias", Kind::Bool, ("true", "false"),
             "A bias for each expert counts where experts are chosen, not where they are weighed (DeepSeek-V3)")
             .details("optim.router_bias_rate moves it."),
@@ -367,7 +385,8 @@ keys! {
             .needs(need::LORA),
         base_dtype: Option<BaseType> = optional(Kind::Choice(BaseType::NAMES), ("\"bf16\"", "train.dtype"),
             "Data type of the frozen model under adapters")
-            .flag("--base-dtype", "bf16|8bit|nf4", TRAINING).needs(need::LORA),
+            .details("mxfp4 is for experts: other matrices stay in train.dtype.")
+            .flag("--base-dtype", "bf16|8bit|nf4|mxfp4", TRAINING).needs(need::LORA),
         base_skip: Vec<String> = key(Kind::Texts, "[]", "Modules whose matrices stay in train.dtype under a base_dtype of few bits")
             .details("Ends of names, or beginnings up to a dot, which may be regular expressions: llm_int8_skip_modules of transformers.")
             .needs(need::LORA).needs(need::CODES),

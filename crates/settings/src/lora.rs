@@ -80,6 +80,7 @@ impl LoraConfig {
             BaseType::Bf16 => None,
             BaseType::EightBit => Some(Codes::EightBit),
             BaseType::Nf4 => Some(Codes::Nf4),
+            BaseType::Mxfp4 => Some(Codes::Mxfp4),
         }
     }
 
@@ -94,7 +95,7 @@ impl LoraConfig {
     }
 
     /// Takes what a model's folder says of its own codes. What the user leaves out of them stays left out too. In a model with
-    /// experts these are plain, because transformers stores linear layers alone as codes.
+    /// experts these are plain unless they are in MXFP4, because transformers stores linear layers alone as other codes.
     ///
     /// # Errors
     /// A key that is set here and has another value in the folder.
@@ -102,16 +103,23 @@ impl LoraConfig {
         let stored = match folder.codes {
             Codes::Nf4 => BaseType::Nf4,
             Codes::EightBit => BaseType::EightBit,
+            Codes::Mxfp4 => BaseType::Mxfp4,
         };
         let other = self.base_dtype.filter(|base| *base != stored);
         if let Some(other) = other {
+            let instead = match folder.codes {
+                Codes::Mxfp4 => {
+                    "write the folder's values (trainer export DIR --out PLAIN) and give PLAIN"
+                }
+                _ => "give the folder with the model in bf16 or f32",
+            };
             return Err(ConfigError::Contradiction(format!(
-                "--base-dtype {other} is not built for a folder whose weights are {stored}; leave it out, or give the folder with \
-                 the model in bf16 or f32"
+                "--base-dtype {other} is not built for a folder whose weights are {stored}; leave it out, or {instead}"
             )));
         }
         self.base_dtype = Some(stored);
-        let experts = has_experts.then(|| EXPERTS.to_string());
+        let are_plain = has_experts && folder.codes != Codes::Mxfp4;
+        let experts = are_plain.then(|| EXPERTS.to_string());
         for plain in folder.plain.iter().cloned().chain(experts) {
             if !self.base_skip.contains(&plain) {
                 self.base_skip.push(plain);
@@ -232,7 +240,7 @@ pub(crate) fn check(config: &Config) -> Result {
     let lora = &config.lora;
     let refused = |sentence: &str| Err(ConfigError::Contradiction(sentence.into()));
     match lora.base_dtype {
-        None | Some(BaseType::EightBit | BaseType::Nf4) => {}
+        None | Some(BaseType::EightBit | BaseType::Nf4 | BaseType::Mxfp4) => {}
         Some(BaseType::Bf16) if DType::from(config.dtype()) == DType::BF16 => {}
         Some(BaseType::Bf16) => {
             return refused(
@@ -263,6 +271,27 @@ pub(crate) fn check(config: &Config) -> Result {
     Ok(())
 }
 
+/// Refuses MXFP4 for a model without experts, or whose rows are no whole blocks.
+fn check_mxfp4(modules: &[LinearModule]) -> Result {
+    let of_experts = || modules.iter().filter(|module| module.experts.is_some());
+    if of_experts().next().is_none() {
+        return Err(ConfigError::Contradiction(
+            "weights in mxfp4 (--base-dtype, or the folder's quantization_config) are those of experts, and the model has none; take --base-dtype nf4 or 8bit".into(),
+        ));
+    }
+    let is_uneven = |module: &&LinearModule| !module.shape[1].is_multiple_of(Codes::MXFP4_BLOCK);
+    match of_experts().find(is_uneven) {
+        None => Ok(()),
+        Some(module) => Err(ConfigError::Contradiction(format!(
+            "--base-dtype mxfp4 has blocks of {} inputs, and the experts of `{}` have {} inputs, which is no multiple; take \
+             --base-dtype nf4 or 8bit",
+            Codes::MXFP4_BLOCK,
+            module.name,
+            module.shape[1]
+        ))),
+    }
+}
+
 /// Refuses targets that are no linear layer, and ranks that a layer cannot have.
 pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result {
     let blocks = modules.iter().map(|module| module.layer + 1).max();
@@ -285,6 +314,9 @@ pub(crate) fn check_modules(lora: &Lora, modules: &[LinearModule]) -> Result {
             target.text,
             ends.join(", ")
         )));
+    }
+    if lora.base == Some(Codes::Mxfp4) {
+        check_mxfp4(modules)?;
     }
     let adapted = || {
         modules

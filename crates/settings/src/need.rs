@@ -10,7 +10,7 @@ use super::schema::Config;
 use crate::Result;
 use data::Inputs;
 use memory::{Home, Homes};
-use model::PositionKind;
+use model::{ActivationFunction, PositionKind};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 use units::Zero;
 
@@ -87,12 +87,14 @@ mod rows {
     pub(crate) const BF16_EXPERTS: Need = need(|run, _| KernelFamily::Experts.has_sm90(run), Warning("experts in bf16"));
     pub(crate) const BF16_FLASH: Need = need(|run, _| KernelFamily::Attention.has_sm90(run),
         Warning("flash attention in bf16 with heads wider than 32"));
-    pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4)),
-        Warning("--base-dtype 8bit and nf4"));
+    pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4 | BaseType::Mxfp4)),
+        Warning("--base-dtype 8bit, nf4 and mxfp4"));
     pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),
         Warning("--objective next-token: preferences are learnt without dropout"));
     pub(crate) const BALANCE: Need = need(|run, _| run.model.router_aux > 0.0, Warning("model.router_aux above 0"));
     pub(crate) const QK_NORM: Need = need(|run, _| run.model.qk_norm, Warning("model.qk_norm"));
+    pub(crate) const CLAMPED_SWIGLU: Need = need(|run, _| run.model.activation == ActivationFunction::ClampedSwiglu,
+        Warning("model.activation clamped_swiglu"));
     pub(crate) const ROTARY: Need = need(|run, _| run.model.positions == PositionKind::Rotary, Warning("rotary positions"));
     pub(crate) const SAMPLES: Need = need(|run, _| run.log.sample_every.is_some(), Warning("--sample-every"));
 

@@ -462,31 +462,32 @@ impl Settings {
 }
 
 /// A parameter that is a matrix, or the matrices of experts or their adapters' factors, by its index in the layout. An expert's
-/// gate and up count as two, as files and dense layers have them.
+/// gate and up count as two where files and dense layers have them so.
 fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
-    let of_experts = match (parameter.stored, &parameter.shape[..]) {
+    let (count, shape, is_transposed) = match (parameter.stored, &parameter.shape[..]) {
         (Stored::ByExpert(files), &[experts, outputs, inputs]) => {
             let parts = files.parts.len();
-            Some((experts * parts, [outputs / parts, inputs]))
+            (experts * parts, [outputs / parts, inputs], false)
         }
-        (Stored::ExpertsInRows | Stored::ExpertsInColumns, &[experts, rows, columns]) => {
-            Some((experts, [rows, columns]))
+        (Stored::ExpertsTransposed { .. }, &[experts, rows, columns]) => {
+            (experts, [rows, columns], true)
         }
-        _ => None,
+        (Stored::ExpertsInRows | Stored::ExpertsInColumns { .. }, &[experts, rows, columns]) => {
+            (experts, [rows, columns], false)
+        }
+        (stored, &[rows, columns]) => (1, [rows, columns], stored == Stored::Transposed),
+        _ => return None,
     };
-    if let Some((count, shape)) = of_experts {
-        return Some(WholeTensor {
-            entry,
-            count,
-            shape,
-            stored: shape,
-        });
-    }
+    let [rows, columns] = shape;
     Some(WholeTensor {
         entry,
-        count: 1,
-        shape: parameter.shape[..].try_into().ok()?,
-        stored: parameter.stored_shape()[..].try_into().ok()?,
+        count,
+        shape,
+        stored: if is_transposed {
+            [columns, rows]
+        } else {
+            shape
+        },
     })
 }
 

@@ -4,6 +4,7 @@ use crate::adapters::read_folders;
 use crate::failure::{Failure, Result};
 use crate::samples::warn_of_warmup;
 use crate::threads::start_threads;
+use memory::Codes;
 use settings::{Completed, FolderModel, LoraConfig, Resolved, Resume, Settings};
 
 /// Starts the threads, and completes a command. One about a run that it resumes takes that run's own choices, as it would otherwise
@@ -31,7 +32,8 @@ pub(crate) fn complete_and_warn(resolved: Resolved) -> Result<Completed> {
     Ok(completed)
 }
 
-/// Completes a command that trains by what its folders say. A model that is stored as codes needs adapters.
+/// Completes a command that trains by what its folders say. A model that is stored as codes needs adapters, unless files have no other
+/// form of it: what is in MXFP4 is widened, which is exact.
 pub(crate) fn complete(resolved: Resolved) -> Result<Completed> {
     let folder = read_folders(&resolved.options)?;
     match &folder {
@@ -40,12 +42,14 @@ pub(crate) fn complete(resolved: Resolved) -> Result<Completed> {
             stored: Some(stored),
             adapters: None,
             ..
-        }) if resolved.config.lora.rank.is_none() => Err(Failure::Usage(format!(
-            "the weights in {} are {}, which is not trained itself; add --lora RANK to train adapters on it, or give the folder with \
+        }) if resolved.config.lora.rank.is_none() && stored.codes != Codes::Mxfp4 => {
+            Err(Failure::Usage(format!(
+                "the weights in {} are {}, which is not trained itself; add --lora RANK to train adapters on it, or give the folder with \
              the model in bf16 or f32 (`trainer export {0} --out DIR` writes the values of its codes)",
-            path.display(),
-            stored.codes.as_str(),
-        ))),
+                path.display(),
+                stored.codes.as_str(),
+            )))
+        }
         _ => Ok(resolved.complete(folder)?),
     }
 }

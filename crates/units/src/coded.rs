@@ -2,8 +2,10 @@
 //! bytes lie in arenas, and are copied and sent, like those of other matrices.
 
 use half::bf16;
-use kernels::quantise::{dequantise_block, quantise_absmax, quantise_blocks};
-use kernels::{DequantiseBytes, DequantiseNf4, Kernels, Result};
+use kernels::quantise::{
+    BlockScale, dequantise_block, mxfp4_exponent, quantise_absmax, quantise_blocks,
+};
+use kernels::{DequantiseBytes, DequantiseMxfp4, DequantiseNf4, Kernels, Result};
 use memory::{Arena, Codes, DType, Entry, In, Out};
 use std::ops::Range;
 
@@ -36,6 +38,11 @@ pub(crate) fn widen(kernels: &Kernels, entry: &Entry, bytes: In, out: Out) -> Re
             absmax,
             offset: offset.cast(DType::F32),
         }),
+        Codes::Mxfp4 => kernels.run(DequantiseMxfp4 {
+            out,
+            codes: stored,
+            exponents: absmax_codes,
+        }),
     }
 }
 
@@ -46,6 +53,7 @@ pub(crate) struct Filling {
     stored: usize,
     /// Those behind them, less than a block.
     rest: Vec<f32>,
+    /// The `absmax` of each block, or its power of two.
     absmax: Vec<f32>,
 }
 
@@ -90,16 +98,20 @@ impl Filling {
             return Ok(false);
         }
         let mut write = |first, bytes: &[u8]| write(CodeBytes { first, bytes });
-        let absmax = match codes {
-            Codes::EightBit => f32_bytes(&self.absmax),
+        match codes {
+            Codes::EightBit => write(places.absmax.start, &f32_bytes(&self.absmax))?,
             Codes::Nf4 => {
                 let scales = quantise_absmax(&self.absmax);
                 write(places.absmax_codes.start, &scales.codes)?;
                 write(places.offset.start, &f32_bytes(&[scales.offset]))?;
-                f32_bytes(&scales.absmax)
+                write(places.absmax.start, &f32_bytes(&scales.absmax))?;
             }
-        };
-        write(places.absmax.start, &absmax)?;
+            Codes::Mxfp4 => {
+                let powers = self.absmax.iter().copied();
+                let exponents: Vec<u8> = powers.map(mxfp4_exponent).collect();
+                write(places.absmax_codes.start, &exponents)?;
+            }
+        }
         Ok(true)
     }
 }
@@ -148,22 +160,21 @@ pub(crate) fn read(
     let end = (first + blocks.end * bytes).min(places.codes.end);
     let found = bytes_of(first + blocks.start * bytes..end)?;
     let absmax = f32s(&bytes_of(places.absmax)?);
-    let (absmax_codes, offset) = match codes {
-        Codes::EightBit => (Vec::new(), 0.0),
-        Codes::Nf4 => (
-            bytes_of(places.absmax_codes)?,
-            f32s(&bytes_of(places.offset)?)[0],
-        ),
+    let absmax_codes = bytes_of(places.absmax_codes)?;
+    let offset = f32s(&bytes_of(places.offset)?).first().copied();
+    let scale = |block: usize| match codes {
+        Codes::EightBit => BlockScale::Absmax(absmax[block]),
+        Codes::Nf4 => BlockScale::Coded {
+            code: absmax_codes[block],
+            absmax: absmax[block / Codes::BLOCK],
+            offset: offset.expect("NF4 has an offset"),
+        },
+        Codes::Mxfp4 => BlockScale::Exponent(absmax_codes[block]),
     };
     let mut values = vec![0.0; entry.elements().min(blocks.end * block) - blocks.start * block];
     let numbered = blocks.clone().zip(values.chunks_mut(block));
     for ((number, values), bytes) in numbered.zip(found.chunks(bytes)) {
-        let code = absmax_codes.get(number).copied();
-        let absmax = match code {
-            None => absmax[number],
-            Some(_) => absmax[number / Codes::BLOCK],
-        };
-        dequantise_block((bytes, code), (absmax, offset), values);
+        dequantise_block(bytes, scale(number), values);
     }
     narrow(dtype, &values[wanted.start - blocks.start * block..], out);
     Ok(())
@@ -246,8 +257,10 @@ mod tests {
         for (codes, home) in [
             (Codes::EightBit, Home::Device),
             (Codes::Nf4, Home::Device),
+            (Codes::Mxfp4, Home::Device),
             (Codes::EightBit, Home::Pinned),
             (Codes::Nf4, Home::Pinned),
+            (Codes::Mxfp4, Home::Pinned),
         ] {
             let mut weights = weights(&memory, codes, home.clone());
             let layout = weights.layout().clone();

@@ -48,7 +48,7 @@ HOMES = (*STREAMS, *crate("optim", "streamed", "chunks"), *crate("session", "upd
 # A step's passes and its update.
 PASSES = (*crate("model", "forward_backward", "pass", "linear"), *crate("session", "passes", "update"))
 NORM_BACKWARD = (f"{CUDA}/norm_backward.rs", "kernels/norm_backward.cuh")
-ATTENTION = (*kernels("flash_attention", "flash_forward_sm90", "flash_backward_sm90", "attention"), f"{CUDA}/flash/mod.rs",
+ATTENTION = (*kernels("flash_attention", "flash_forward_sm90", "flash_backward_sm90", "attention", "sinks"), f"{CUDA}/flash/mod.rs",
              "kernels/flash_attention.cuh", "kernels/flash_sm90.cuh")
 # The kernels of a step of Llama in any type.
 STEP = (*ATTENTION, *kernels("rms_norm", "swiglu", "rotary", "qkv", "cross_entropy", "embedding", "adamw", "norm", "elementwise", "columns"), *NORM_BACKWARD)

@@ -20,6 +20,7 @@ STEPS = [
                     "optim.state_dtype=8bit", "optim.grad_dtype=bf16"]),
     ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=nf4"]),
     ("llama-3-8b", ["lora.rank=16", "lora.base_dtype=8bit"]),
+    ("mixtral-8x7b", ["lora.rank=16", "lora.base_dtype=mxfp4"]),
     ("mixtral-8x7b", ["attention.backend=flash"]),
     ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16"]),
     ("mixtral-8x7b", ["attention.backend=flash", "attention.kernels=sm90", "experts.kernels=sm90"]),

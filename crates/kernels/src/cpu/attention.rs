@@ -10,10 +10,11 @@
 use super::dispatch::by_dtype;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::{Matrix, Output, product};
-use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use super::simd::{Real, exp, lane_max, lane_sum, tanh, vectorized};
+use super::sinks::sink_gradient;
 use super::{Shared, part};
-use crate::AttentionShape;
 use crate::operation::{Attention, AttentionBackward};
+use crate::{AttentionShape, Positive};
 use memory::DType;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -45,11 +46,29 @@ pub(crate) fn forward_scratch(shape: AttentionShape, dtype: DType, probs_kept: b
 /// Scratch of one task of the backward pass.
 pub(crate) fn backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
     let (scores, [q, out], [k, v]) = scratch_blocks(shape);
-    match dtype {
-        DType::F32 => scores,
-        // Probabilities and scores, q, dout and dq by rows, k, v, dk and dv whole.
-        _ => 2 * scores + 2 * q + out + 2 * k + 2 * v,
+    let of_cap = if shape.cap.is_some() { scores } else { 0 };
+    of_cap
+        + match dtype {
+            DType::F32 => scores,
+            // Probabilities and scores, q, dout and dq by rows, k, v, dk and dv whole.
+            _ => 2 * scores + 2 * q + out + 2 * k + 2 * v,
+        }
+}
+
+/// A score within its cap.
+#[inline(always)]
+pub(super) fn capped(score: f32, cap: Option<Positive>) -> f32 {
+    match cap.map(Positive::get) {
+        Some(cap) => cap * tanh(score / cap),
+        None => score,
     }
+}
+
+/// What the gradient of a capped score is multiplied by to become that of the score.
+#[inline(always)]
+pub(super) fn slope(capped: f32, cap: Option<Positive>) -> f32 {
+    let share = cap.map_or(0.0, |cap| capped / cap.get());
+    1.0 - share * share
 }
 
 /// A task's sequence, its key-value head, and the widths.
@@ -81,8 +100,9 @@ impl Task {
         (self.sequence * self.shape.seq + row) * self.kv_width(dim) + self.kv_head * dim
     }
 
-    fn probs_offset(&self, head: usize, row: usize) -> usize {
-        ((self.sequence * self.shape.heads + head) * self.shape.seq + row) * self.shape.seq
+    /// Where the number of `head`'s query `row` is in a tensor `[b, heads, s]`.
+    pub(super) fn statistics_offset(&self, head: usize, row: usize) -> usize {
+        (self.sequence * self.shape.heads + head) * self.shape.seq + row
     }
 
     pub(super) fn heads(&self) -> std::ops::Range<usize> {
@@ -124,9 +144,14 @@ impl RowBlock {
         self.task.q_offset(dim, self.head, self.row)
     }
 
+    /// Offset of its first number in a tensor `[b, heads, s]`.
+    fn statistics_offset(&self) -> usize {
+        self.task.statistics_offset(self.head, self.row)
+    }
+
     /// Offset of its first element among the probabilities.
     fn probs_offset(&self) -> usize {
-        self.task.probs_offset(self.head, self.row)
+        self.statistics_offset() * self.task.shape.seq
     }
 }
 
@@ -232,9 +257,11 @@ fn attention_of<T: Real>(op: Attention) {
         mask: Mask::of(op.dropout),
         out: op.out.map(|out| Shared(out.pointer().cast::<T>())),
         probs: op.probs.map(|probs| Shared(probs.pointer().cast::<T>())),
+        lse: op.lse.map(|lse| Shared(lse.pointer().cast())),
         q: op.q.slice(),
         k: op.k.slice(),
         v: op.v.slice(),
+        sinks: op.sinks.map(|sinks| sinks.slice()),
     };
     for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
         forward.run(task, scratch)
@@ -246,9 +273,11 @@ struct Forward<'a, T> {
     mask: Option<Mask>,
     out: Option<Shared<T>>,
     probs: Option<Shared<T>>,
+    lse: Option<Shared<f32>>,
     q: &'a [T],
     k: &'a [T],
     v: &'a [T],
+    sinks: Option<&'a [T]>,
 }
 
 impl<T: Real> Forward<'_, T> {
@@ -290,12 +319,16 @@ impl<T: Real> Forward<'_, T> {
         };
         let sizes = (rows, visible.len(), shape.qk_head_dim);
         let out = Output::rows(p.wrapping_add(visible.start), shape.seq);
-        // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
+        let sink = self.sinks.map(|sinks| sinks[block.head].widen());
+        let lse = self.lse.map(|lse| lse.at(block.statistics_offset()));
+        // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities, and the block has as many
+        // statistics.
         unsafe {
             let keys = keys.starting_at_row(visible.start);
             product(sizes, out, queries, keys.t(), shape.scale());
             let p = std::slice::from_raw_parts_mut(p, rows * shape.seq);
-            softmax_rows(p, shape, block.row);
+            let lse = lse.map(|lse| std::slice::from_raw_parts_mut(lse, rows));
+            softmax_rows(p, shape, block.row, sink, lse.unwrap_or_default());
             if T::WIDEN {
                 round_rows::<T>(p);
                 if let Some(stored) = stored {
@@ -401,26 +434,60 @@ fn round_rows<T: Real>(p: &mut [f32]) {
 }
 
 vectorized! {
-    /// Softmax of each row over the keys that its query sees; zero elsewhere. The first row is query `first`.
-    fn softmax_rows(scores: &mut [f32], shape: AttentionShape, first: usize) {
+    /// Softmax of each row over the keys that its query sees, and over a sink; zero elsewhere. The first row is query `first`. The
+    /// logarithm of each row's sum goes to `lse`, which is empty if nobody asks.
+    fn softmax_rows(
+        scores: &mut [f32],
+        shape: AttentionShape,
+        first: usize,
+        sink: Option<f32>,
+        lse: &mut [f32],
+    ) {
         for (query, scores) in (first..).zip(scores.chunks_exact_mut(shape.seq)) {
             let (scores, hidden) = scores.split_at_mut(query + 1);
             let (earlier, scores) = scores.split_at_mut(shape.first_in_window(query));
             earlier.fill(0.0);
-            let largest = lane_max(scores);
+            if shape.cap.is_some() {
+                scores.iter_mut().for_each(|score| *score = capped(*score, shape.cap));
+            }
+            let largest = sink.unwrap_or(f32::NEG_INFINITY).max(lane_max(scores));
             scores.iter_mut().for_each(|score| *score = exp(*score - largest));
-            let factor = 1.0 / lane_sum([&*scores], |[score]| score);
+            let of_sink = sink.map_or(0.0, |sink| exp(sink - largest));
+            let sum = lane_sum([&*scores], |[score]| score) + of_sink;
+            let factor = 1.0 / sum;
             scores.iter_mut().for_each(|score| *score *= factor);
             hidden.fill(0.0);
+            if let Some(lse) = lse.get_mut(query - first) {
+                *lse = largest + sum.ln();
+            }
         }
     }
 
-    /// `dp` becomes the gradient of the scores before scaling: p (dp - sum(p dp)), row by row.
-    fn softmax_backward_rows(dp: &mut [f32], p: &[f32], seq: usize, visible: Range<usize>) {
-        for (dp, p) in dp.chunks_exact_mut(seq).zip(p.chunks_exact(seq)) {
+    /// `dp` becomes the gradient of the scores before scaling: p (dp - sum(p dp)), row by row. The sums go to `row_sums`, which is empty
+    /// if nobody asks.
+    fn softmax_backward_rows(
+        dp: &mut [f32],
+        p: &[f32],
+        seq: usize,
+        visible: Range<usize>,
+        row_sums: &mut [f32],
+    ) {
+        for (row, (dp, p)) in dp.chunks_exact_mut(seq).zip(p.chunks_exact(seq)).enumerate() {
             let (dp, p) = (&mut dp[visible.clone()], &p[visible.clone()]);
             let dot = lane_sum([p, &*dp], |[p, dp]| p * dp);
             dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - dot));
+            if let Some(sum) = row_sums.get_mut(row) {
+                *sum = dot;
+            }
+        }
+    }
+
+    /// Gradients of capped scores become those of scores, row by row.
+    fn apply_slopes(dp: &mut [f32], scores: &[f32], shape: AttentionShape, visible: Range<usize>) {
+        for (dp, scores) in dp.chunks_exact_mut(shape.seq).zip(scores.chunks_exact(shape.seq)) {
+            for (dp, score) in dp[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
+                *dp *= slope(capped(*score, shape.cap), shape.cap);
+            }
         }
     }
 }
@@ -431,20 +498,30 @@ pub(super) fn attention_backward(op: AttentionBackward) {
 
 fn attention_backward_of<T: Real>(op: AttentionBackward) {
     let [dq, dk, dv] = [op.dq, op.dk, op.dv].map(|out| Shared(out.pointer().cast::<T>()));
+    let rows = match op.dsinks {
+        Some(_) => op.shape.statistics().iter().product(),
+        None => 0,
+    };
+    let (row_sums, scratch) = op.scratch.slice_mut::<f32>().split_at_mut(rows);
     let backward = Backward {
         mask: Mask::of(op.dropout),
         dq,
         dk,
         dv,
+        row_sums: op.dsinks.as_ref().map(|_| Shared(row_sums.as_mut_ptr())),
         dout: op.dout.slice(),
         probs: op.probs.slice(),
         q: op.q.slice(),
         k: op.k.slice(),
         v: op.v.slice(),
     };
-    for_each_task(op.shape, op.scratch.slice_mut(), |task, scratch| {
+    for_each_task(op.shape, scratch, |task, scratch| {
         backward.run(task, scratch)
     });
+    if let (Some(dsinks), Some(sinks), Some(lse)) = (op.dsinks, op.sinks, op.lse) {
+        let gradient = (dsinks, &op.dsinks_init);
+        sink_gradient(gradient, [sinks, lse], op.shape, |row| row_sums[row]);
+    }
 }
 
 /// The operands of a backward pass, which tasks share.
@@ -453,6 +530,8 @@ struct Backward<'a, T> {
     dq: Shared<T>,
     dk: Shared<T>,
     dv: Shared<T>,
+    /// The sums of `dout * out` of every query, `[b, heads, s]`, if the sinks' gradient follows.
+    row_sums: Option<Shared<f32>>,
     dout: &'a [T],
     probs: &'a [T],
     q: &'a [T],
@@ -460,9 +539,10 @@ struct Backward<'a, T> {
     v: &'a [T],
 }
 
-/// A task's scratch for a block of rows: what is widened, and the gradients of the probabilities.
+/// A task's scratch for a block of rows: what is widened, the gradients of the probabilities, and scores where they have a cap.
 struct RowRoom<'a> {
     dp: &'a mut [f32],
+    scores: &'a mut [f32],
     p_copy: &'a mut [f32],
     q_copy: &'a mut [f32],
     dout_copy: &'a mut [f32],
@@ -475,6 +555,7 @@ impl<T: Real> Backward<'_, T> {
         let block_rows = ROW_BLOCK.min(seq);
         let mut pieces = Pieces(scratch);
         let dp = pieces.take(block_rows * seq);
+        let scores = pieces.take_if(task.shape.cap.is_some(), block_rows * seq);
         let p_copy = pieces.take_if(T::WIDEN, block_rows * seq);
         let [q_copy, dout_copy, dq_copy] =
             [qk_dim, v_dim, qk_dim].map(|dim| pieces.take_if(T::WIDEN, block_rows * dim));
@@ -487,6 +568,7 @@ impl<T: Real> Backward<'_, T> {
         ];
         let mut room = RowRoom {
             dp,
+            scores,
             p_copy,
             q_copy,
             dout_copy,
@@ -518,6 +600,7 @@ impl<T: Real> Backward<'_, T> {
         let [keys, values] = [keys, values].map(|panel| panel.starting_at_row(first));
         let [dk, dv] = [dk, dv].map(|sums| sums.starting_at_row(first));
         let scale = task.shape.scale();
+        let row_sums = self.row_sums.map(|sums| sums.at(block.statistics_offset()));
         // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
         // and the sums, belong to this task.
         unsafe {
@@ -543,7 +626,20 @@ impl<T: Real> Backward<'_, T> {
             if let Some(mask) = self.mask {
                 drop_elements(dp, probs_at as u64, 1, mask);
             }
-            softmax_backward_rows(dp, stored, seq, visible.clone());
+            let row_sums = row_sums.map(|sums| std::slice::from_raw_parts_mut(sums, rows));
+            softmax_backward_rows(
+                dp,
+                stored,
+                seq,
+                visible.clone(),
+                row_sums.unwrap_or_default(),
+            );
+            if task.shape.cap.is_some() {
+                let scores = &mut room.scores[..rows * seq];
+                let out = Output::rows(scores[first..].as_mut_ptr(), seq);
+                product((rows, keys_seen, qk_dim), out, queries, keys.t(), scale);
+                apply_slopes(dp, scores, task.shape, visible);
+            }
             let ds = Matrix::rows(dp[first..].as_ptr(), seq);
             let dq = target(self.dq.at(q_at), q_width, qk_dim, room.dq_copy);
             product((rows, qk_dim, keys_seen), dq, ds, keys, scale);

@@ -1,8 +1,10 @@
 //! Attention over cached keys and values.
 
+use super::attention::capped;
 use super::dispatch::by_dtype;
 use super::simd::{Real, exp, lane_sum, vectorized};
 use super::{part, shared};
+use crate::AttentionShape;
 use crate::operation::{CACHE_BLOCK, CachedAttention, StoreInCache};
 use memory::{In, Out};
 use rayon::prelude::*;
@@ -83,6 +85,7 @@ fn cached_attention_of<T: Real>(op: CachedAttention) {
     let (heads, kv_heads) = (op.shape.heads, op.shape.kv_heads);
     let places = Places::new(op.table, op.lengths, rows);
     let (q, k) = (op.q.slice::<T>(), op.k_cache.slice::<T>());
+    let sinks = op.sinks.map(|sinks| sinks.slice::<T>());
     let (v, v_stride) = match op.v_cache {
         Some(v_cache) => (v_cache.slice::<T>(), v_dim),
         None => (k, qk_dim),
@@ -106,8 +109,9 @@ fn cached_attention_of<T: Real>(op: CachedAttention) {
             strides: [qk_dim, v_stride],
         };
         let q = &q[task * qk_dim..][..qk_dim];
+        let sink = sinks.map(|sinks| sinks[head].widen());
         for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
-            attend(out, q, &keys, part * COLUMNS, op.shape.scale());
+            attend(out, q, &keys, part * COLUMNS, op.shape, sink);
         }
     });
 }
@@ -146,7 +150,15 @@ impl<T> Keys<'_, T> {
 
 vectorized! {
     /// Columns of the output from `first` on: an online softmax, a block of keys at a time.
-    fn attend<T: Real>(out: &mut [T], q: &[T], keys: &Keys<T>, first: usize, scale: f32) {
+    fn attend<T: Real>(
+        out: &mut [T],
+        q: &[T],
+        keys: &Keys<T>,
+        first: usize,
+        shape: AttentionShape,
+        sink: Option<f32>,
+    ) {
+        let scale = shape.scale();
         let mut sums = [0.0f32; COLUMNS];
         let sums = &mut sums[..out.len()];
         let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0f32);
@@ -156,7 +168,7 @@ vectorized! {
             let mut weights = [f32::NEG_INFINITY; CACHE_BLOCK];
             for (token, score) in seen.clone().zip(&mut weights[seen.clone()]) {
                 let k = &keys.k[keys.at(start + token)[0]..][..q.len()];
-                *score = lane_sum([q, k], |[q, k]| q * k) * scale;
+                *score = capped(lane_sum([q, k], |[q, k]| q * k) * scale, shape.cap);
             }
             let before = largest;
             for score in weights {
@@ -173,6 +185,12 @@ vectorized! {
                     *sum += weight * v.widen();
                 }
             }
+        }
+        if let Some(sink) = sink {
+            let top = largest.max(sink);
+            let rescale = exp(largest - top);
+            total = total * rescale + exp(sink - top);
+            sums.iter_mut().for_each(|sum| *sum *= rescale);
         }
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = T::narrow(*sum / total);

@@ -2,12 +2,12 @@
 
 use super::dispatch::by_dtype;
 use super::simd::Real;
-use crate::operation::{DequantiseBytes, DequantiseNf4};
-use crate::quantise::{SIGNED, nf4_values};
+use crate::operation::{DequantiseBytes, DequantiseMxfp4, DequantiseNf4};
+use crate::quantise::{SIGNED, mxfp4_values, nf4_values};
 use memory::Codes;
 use rayon::prelude::*;
 
-/// Blocks of 8-bit codes that one task takes.
+/// Blocks of 8-bit codes and of MXFP4 that one task takes.
 const BLOCKS: usize = 64;
 
 pub(super) fn dequantise_bytes(op: DequantiseBytes) {
@@ -60,4 +60,31 @@ fn dequantise_nf4_of<T: Real>(op: DequantiseNf4) {
             }
         }
     });
+}
+
+pub(super) fn dequantise_mxfp4(op: DequantiseMxfp4) {
+    by_dtype!(op.out.dtype(), dequantise_mxfp4_of(op));
+}
+
+fn dequantise_mxfp4_of<T: Real>(op: DequantiseMxfp4) {
+    let at_a_time = BLOCKS * Codes::MXFP4_BLOCK;
+    let out = op.out.slice_mut::<T>().par_chunks_mut(at_a_time);
+    let codes = op.codes.slice::<u8>().par_chunks(at_a_time / 2);
+    let exponents = op.exponents.slice::<u8>().par_chunks(BLOCKS);
+    out.zip(codes)
+        .zip(exponents)
+        .for_each(|((out, codes), exponents)| {
+            let blocks = out
+                .chunks_mut(Codes::MXFP4_BLOCK)
+                .zip(codes.chunks(Codes::MXFP4_BLOCK / 2));
+            for ((out, codes), exponent) in blocks.zip(exponents) {
+                let values = mxfp4_values(*exponent).map(T::narrow);
+                for (out, byte) in out.chunks_mut(2).zip(codes) {
+                    out[0] = values[usize::from(byte & 15)];
+                    if let Some(second) = out.get_mut(1) {
+                        *second = values[usize::from(byte >> 4)];
+                    }
+                }
+            }
+        });
 }

@@ -1,13 +1,15 @@
 //! Experts: a product an expert, the weighed activation, and the sum of each token's rows.
 
-use super::dispatch::by_dtype;
+use super::dispatch::{by_dtype, by_dtypes};
 use super::elementwise::fill;
+use super::gate::{Gate, by_gate};
 use super::gemm::{FEW_ROWS, Matrix, Output, product, product_of_few_rows};
 use super::products::{matrix_of, multiply_by_expert, multiply_gradients, rows_of};
-use super::simd::{CHUNK, Real, exp, lane_sum, vectorized};
+use super::simd::{CHUNK, Real, lane_sum, vectorized};
 use super::{Cpu, Shared, overwrites};
 use crate::operation::{
-    ExpertRows, Fill, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertBias, ExpertBiasDweights, ExpertBiasGradient, ExpertRows, Fill, GroupedGradient,
+    GroupedMatmul, SumRows, WeighedGatedActivation, WeighedGatedActivationBackward,
 };
 use crate::{Init, Target};
 use memory::{In, Out};
@@ -63,9 +65,14 @@ fn sum_rows_of<T: Real>(op: SumRows) {
     tasks.enumerate().for_each(|(task, out)| {
         for (index, out) in out.chunks_exact_mut(width).enumerate() {
             let token = task * at_a_time + index;
-            let slots = &slots[token * choices..][..choices];
+            let choices = token * choices..(token + 1) * choices;
             let residual = residual.map(|residual| &residual[token * width..][..width]);
-            sum_of_rows(out, rows, slots, residual, accumulate);
+            let biases = op.bias.map(|bias| {
+                let ids = &bias.of.ids.slice::<i32>()[choices.clone()];
+                let weights = &bias.weights.slice::<f32>()[choices.clone()];
+                (bias.of.bias.slice::<T>(), ids, weights)
+            });
+            sum_of_rows(out, rows, &slots[choices], biases, residual, accumulate);
         }
     });
 }
@@ -178,11 +185,11 @@ fn grouped_gradient_f32(op: GroupedGradient) {
     });
 }
 
-pub(super) fn weighed_swiglu(op: WeighedSwiglu) {
-    by_dtype!(op.act.dtype(), weighed_swiglu_of(op));
+pub(super) fn weighed_gated_activation(op: WeighedGatedActivation) {
+    by_gate!(op.act.dtype(), op.function, activate(op));
 }
 
-fn weighed_swiglu_of<T: Real>(op: WeighedSwiglu) {
+fn activate<T: Real>(op: WeighedGatedActivation, function: impl Gate) {
     let (width, gate_up) = (op.act.dims()[1].max(1), op.gate_up.slice::<T>());
     let rows = rows_of_a_task(width);
     let tasks = op.act.slice_mut::<T>().par_chunks_mut(rows * width);
@@ -192,7 +199,14 @@ fn weighed_swiglu_of<T: Real>(op: WeighedSwiglu) {
         for (index, (act, gate_up)) in act.chunks_exact_mut(width).zip(gate_up).enumerate() {
             let slot = slot_of(op.row_slot, task * rows + index);
             let (gate, up) = gate_up.split_at(width);
-            forward(act, gate, up, op.weights.slice::<f32>()[slot]);
+            let weight = op.weights.slice::<f32>()[slot];
+            match own_bias(&op.bias, slot) {
+                None => forward(act, [gate, up, gate, up], weight, function, NoBias),
+                Some([of_gate, of_up]) => {
+                    let rows = [gate, up, of_gate, of_up];
+                    forward(act, rows, weight, function, AddedBias);
+                }
+            }
         }
     });
 }
@@ -202,13 +216,14 @@ fn slot_of(row_slot: Option<In>, row: usize) -> usize {
     row_slot.map_or(row, |slots| slots.slice::<i32>()[row] as usize)
 }
 
-pub(super) fn weighed_swiglu_backward(op: WeighedSwigluBackward) {
-    by_dtype!(op.dact.dtype(), weighed_swiglu_backward_of(op));
+pub(super) fn weighed_gated_activation_backward(op: WeighedGatedActivationBackward) {
+    by_gate!(op.dact.dtype(), op.function, gradients(op));
 }
 
-fn weighed_swiglu_backward_of<T: Real>(op: WeighedSwigluBackward) {
+fn gradients<T: Real>(op: WeighedGatedActivationBackward, function: impl Gate) {
     let (width, weights) = (op.dact.dims()[1].max(1), op.weights.slice::<f32>());
     let dweights = Shared(op.dweights.pointer().cast::<f32>());
+    let replace = overwrites(&op.dweights_init);
     let rows = rows_of_a_task(width);
     let tasks = op.gate_up.slice_mut::<T>().par_chunks_mut(rows * 2 * width);
     let tasks = tasks.zip(op.dact.slice::<T>().par_chunks(rows * width));
@@ -216,26 +231,127 @@ fn weighed_swiglu_backward_of<T: Real>(op: WeighedSwigluBackward) {
         let dact = dact.chunks_exact(width);
         for (index, (gate_up, dact)) in gate_up.chunks_exact_mut(2 * width).zip(dact).enumerate() {
             let slot = slot_of(op.row_slot, task * rows + index);
-            let (gate, up) = gate_up.split_at_mut(width);
-            let weight = weights[slot];
+            let (both, weight) = (gate_up.split_at_mut(width), weights[slot]);
+            let sum = match own_bias(&op.bias, slot) {
+                None => backward(both, [dact; 3], weight, function, NoBias),
+                Some([of_gate, of_up]) => {
+                    let rows = [dact, of_gate, of_up];
+                    backward(both, rows, weight, function, AddedBias)
+                }
+            };
             // SAFETY: there is a weight for this slot, so there is its gradient; no other row has the slot.
-            unsafe { *dweights.at(slot) = gradient_of_weight(gate, up, dact) };
-            backward(gate, up, dact, weight);
+            let dweight = unsafe { &mut *dweights.at(slot) };
+            *dweight = if replace { sum } else { *dweight + sum };
         }
+    });
+}
+
+/// The bias of the expert of a choice: gate's and up's.
+fn own_bias<'a, T: Real>(bias: &Option<ExpertBias<'a>>, slot: usize) -> Option<[&'a [T]; 2]> {
+    let ExpertBias { bias, ids } = bias.as_ref()?;
+    let width = bias.dims()[1];
+    let row = &bias.slice()[ids.slice::<i32>()[slot] as usize * width..][..width];
+    Some(row.split_at(width / 2).into())
+}
+
+/// Whether loops add a bias. Without one they get rows that are not read.
+trait Bias: Copy {
+    fn add(self, x: f32, bias: f32) -> f32;
+}
+
+#[derive(Clone, Copy)]
+struct NoBias;
+
+impl Bias for NoBias {
+    #[inline(always)]
+    fn add(self, x: f32, _bias: f32) -> f32 {
+        x
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AddedBias;
+
+impl Bias for AddedBias {
+    #[inline(always)]
+    fn add(self, x: f32, bias: f32) -> f32 {
+        x + bias
+    }
+}
+
+pub(super) fn expert_bias_gradient(op: ExpertBiasGradient) {
+    by_dtypes!(op.out.dtype(), op.dy.x.dtype(), sums_by_expert(op));
+}
+
+fn sums_by_expert<G: Real, T: Real>(op: ExpertBiasGradient) {
+    let (width, overwrite) = (op.out.dims()[1].max(1), overwrites(&op.init));
+    let (dy, offsets) = (op.dy.x.slice::<T>(), op.offsets.slice::<i32>());
+    let experts = op.out.slice_mut::<G>().par_chunks_mut(width).enumerate();
+    experts.for_each(|(expert, out)| {
+        let rows = rows_of(offsets, expert);
+        if rows.is_empty() && !overwrite {
+            return;
+        }
+        let blocks = out.par_chunks_mut(COLUMNS).enumerate();
+        blocks.for_each(|(block, out)| {
+            let mut sums = [0.0; COLUMNS];
+            for row in rows.clone() {
+                let token = op
+                    .dy
+                    .row_token
+                    .map_or(row, |of| of.slice::<i32>()[row] as usize);
+                let weight = op.weights.map_or(1.0, |of| {
+                    of.weights.slice::<f32>()[slot_of(of.row_slot, row)]
+                });
+                let first = token * width + block * COLUMNS;
+                add_weighed(&mut sums, &dy[first..][..out.len()], weight);
+            }
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = G::narrow(if overwrite { sum } else { out.widen() + sum });
+            }
+        });
+    });
+}
+
+pub(super) fn expert_bias_dweights(op: ExpertBiasDweights) {
+    by_dtype!(op.dy.dtype(), dweights_of(op));
+}
+
+fn dweights_of<T: Real>(op: ExpertBiasDweights) {
+    let (choices, width) = (op.dweights.dims()[1], op.dy.dims()[1]);
+    let (dy, bias) = (op.dy.slice::<T>(), op.bias.bias.slice::<T>());
+    let slots = op.dweights.slice_mut::<f32>().par_iter_mut();
+    let slots = slots.zip(op.bias.ids.slice::<i32>()).enumerate();
+    slots.for_each(|(slot, (dweight, id))| {
+        let dy = &dy[slot / choices * width..][..width];
+        *dweight = product_of_rows(dy, &bias[*id as usize * width..][..width]);
     });
 }
 
 vectorized! {
     /// Adds the rows in the order of the slots, then what was there or the residual, and rounds once.
-    fn sum_of_rows<T: Real>(out: &mut [T], rows: &[T], slots: &[i32], residual: Option<&[T]>, accumulate: bool) {
+    fn sum_of_rows<T: Real>(
+        out: &mut [T],
+        rows: &[T],
+        slots: &[i32],
+        biases: Option<(&[T], &[i32], &[f32])>,
+        residual: Option<&[T]>,
+        accumulate: bool,
+    ) {
         let width = out.len();
         for (block, out) in out.chunks_mut(COLUMNS).enumerate() {
             let (start, count) = (block * COLUMNS, out.len());
             let mut sums = [0.0f32; COLUMNS];
-            for slot in slots {
+            for (choice, slot) in slots.iter().enumerate() {
                 let row = &rows[*slot as usize * width + start..][..count];
                 for (sum, row) in sums.iter_mut().zip(row) {
                     *sum += row.widen();
+                }
+                if let Some((bias, ids, weights)) = biases {
+                    let (bias, weight) = (&bias[ids[choice] as usize * width + start..][..count], weights[choice]);
+                    for (sum, bias) in sums.iter_mut().zip(bias) {
+                        *sum += weight * bias.widen();
+                    }
                 }
             }
             if let Some(residual) = residual {
@@ -249,24 +365,48 @@ vectorized! {
         }
     }
 
-    fn forward<T: Real>(act: &mut [T], gate: &[T], up: &[T], weight: f32) {
-        for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
-            let gate = gate.widen();
-            *act = T::narrow(weight * (gate / (1.0 + exp(-gate)) * up.widen()));
+    fn forward<T: Real, G: Gate, B: Bias>(act: &mut [T], rows: [&[T]; 4], weight: f32, function: G, bias: B) {
+        let [gate, up, of_gate, of_up] = rows;
+        let rows = gate.iter().zip(up).zip(of_gate.iter().zip(of_up));
+        for (act, ((gate, up), (of_gate, of_up))) in act.iter_mut().zip(rows) {
+            let gate = bias.add(gate.widen(), of_gate.widen());
+            let up = bias.add(up.widen(), of_up.widen());
+            *act = T::narrow(weight * function.act(gate, up));
         }
     }
 
-    fn gradient_of_weight<T: Real>(gate: &[T], up: &[T], dact: &[T]) -> f32 {
-        lane_sum([gate, up, dact], |[gate, up, dact]| dact * (gate / (1.0 + exp(-gate)) * up))
+    /// Returns the gradient of the weight. `rows`: the gradient of act, and the bias.
+    fn backward<T: Real, G: Gate, B: Bias>(
+        both: (&mut [T], &mut [T]),
+        rows: [&[T]; 3],
+        weight: f32,
+        function: G,
+        bias: B,
+    ) -> f32 {
+        let ((gate, up), [dact, of_gate, of_up]) = (both, rows);
+        let sum = lane_sum([&*gate, &*up, dact, of_gate, of_up], |[gate, up, dact, of_gate, of_up]| {
+            dact * function.act(bias.add(gate, of_gate), bias.add(up, of_up))
+        });
+        let rows = dact.iter().zip(of_gate.iter().zip(of_up));
+        for ((gate, up), (dact, (of_gate, of_up))) in gate.iter_mut().zip(up).zip(rows) {
+            let of = function.gated(
+                bias.add(gate.widen(), of_gate.widen()),
+                bias.add(up.widen(), of_up.widen()),
+            );
+            let d = weight * dact.widen();
+            *gate = T::narrow(d * of.factor * of.slope);
+            *up = T::narrow(d * of.passed * of.factor_slope);
+        }
+        sum
     }
 
-    fn backward<T: Real>(gate: &mut [T], up: &mut [T], dact: &[T], weight: f32) {
-        for ((gate, up), dact) in gate.iter_mut().zip(up).zip(dact) {
-            let (g, u, d) = (gate.widen(), up.widen(), weight * dact.widen());
-            let sigmoid = 1.0 / (1.0 + exp(-g));
-            let silu = g * sigmoid;
-            *gate = T::narrow(d * u * (sigmoid + silu * (1.0 - sigmoid)));
-            *up = T::narrow(d * silu);
+    fn add_weighed<T: Real>(sums: &mut [f32; COLUMNS], row: &[T], weight: f32) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += weight * x.widen();
         }
+    }
+
+    fn product_of_rows<T: Real>(a: &[T], b: &[T]) -> f32 {
+        lane_sum([a, b], |[a, b]| a * b)
     }
 }

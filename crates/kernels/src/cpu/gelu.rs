@@ -2,15 +2,10 @@
 
 use super::dispatch::by_dtype;
 use super::fp8::{ValuesOrCodes, find_largest};
-use super::simd::{CHUNK, Real, exp, vectorized};
+use super::gate::{gelu_share, gelu_slope};
+use super::simd::{CHUNK, Real, vectorized};
 use crate::operation::{Gelu, GeluBackward};
 use rayon::prelude::*;
-
-/// sqrt(8 / pi), twice the factor in the tanh: 1 + tanh(u) is 2 sigmoid(2 u).
-const FACTOR: f32 = 1.595_769;
-
-/// The weight of the cube.
-const CUBE: f32 = 0.044_715;
 
 pub(super) fn gelu(op: Gelu) {
     by_dtype!(op.x.dtype(), gelu_of(op));
@@ -41,25 +36,18 @@ fn gelu_backward_of<T: Real>(x: &mut [T], dact: &[T]) {
         .for_each(|(x, dact)| backward(x, dact));
 }
 
-/// The share of `x` that passes.
-#[inline(always)]
-fn gate(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-FACTOR * (x + CUBE * x * x * x)))
-}
-
 vectorized! {
     fn forward<T: Real>(act: &mut [T], x: &[T]) {
         for (act, x) in act.iter_mut().zip(x) {
             let x = x.widen();
-            *act = T::narrow(x * gate(x));
+            *act = T::narrow(x * gelu_share(x));
         }
     }
 
     fn backward<T: Real>(x: &mut [T], dact: &[T]) {
         for (x, dact) in x.iter_mut().zip(dact) {
-            let (value, gate) = (x.widen(), gate(x.widen()));
-            let slope = FACTOR * (1.0 + 3.0 * CUBE * value * value);
-            *x = T::narrow(dact.widen() * gate * (1.0 + value * (1.0 - gate) * slope));
+            let (value, share) = (x.widen(), gelu_share(x.widen()));
+            *x = T::narrow(dact.widen() * share * gelu_slope(value, share));
         }
     }
 }

@@ -7,6 +7,11 @@ use super::{overwrites, part, shared};
 use crate::operation::{RmsNorm, RmsNormBackward};
 use rayon::prelude::*;
 
+/// What is added to weights. It keeps the bits of each where nothing is: 0 + -0 would be 0.
+fn added_to_weights(plus_one: bool) -> f32 {
+    if plus_one { 1.0 } else { -0.0 }
+}
+
 /// Columns of a weight gradient that one task sums.
 const COLUMNS: usize = 32;
 
@@ -22,14 +27,14 @@ fn rms_norm_of<T: Real>(mut op: RmsNorm) {
     let out = out.map(|y| ValuesOrCodes::<T>::of(y.reborrow(), &op.form));
     let rstd = op.rstd.map(shared::<f32>);
     let (weight, width) = (op.weight.slice(), op.weight.elements());
-    let rows = (CHUNK / width).max(1);
+    let (rows, added) = ((CHUNK / width).max(1), added_to_weights(op.plus_one));
     let pieces = op.x.slice::<T>().par_chunks(rows * width).enumerate();
     pieces.for_each(|(piece, x)| {
         let (first, rows) = (piece * rows, x.len() / width);
         // SAFETY: rows of a piece of x belong to its task alone.
         unsafe {
             let rstd = rstd.map(|rstd| part(rstd, first, rows));
-            let make = |y: Option<&mut [T]>| normalise(y, rstd, x, weight, op.eps);
+            let make = |y: Option<&mut [T]>| normalise(y, rstd, x, (weight, added), op.eps);
             match out {
                 Some(out) => out.make(first * width, x.len(), |y| make(Some(y))),
                 None => make(None),
@@ -42,7 +47,8 @@ fn rms_norm_of<T: Real>(mut op: RmsNorm) {
 }
 
 vectorized! {
-    fn normalise<T: Real>(y: Option<&mut [T]>, rstd: Option<&mut [f32]>, x: &[T], weight: &[T], eps: f32) {
+    fn normalise<T: Real>(y: Option<&mut [T]>, rstd: Option<&mut [f32]>, x: &[T], factors: (&[T], f32), eps: f32) {
+        let (weight, added) = factors;
         let width = weight.len();
         let (mut y, mut rstd) = (y, rstd);
         for (row, x) in x.chunks_exact(width).enumerate() {
@@ -51,7 +57,7 @@ vectorized! {
             if let Some(y) = y.as_deref_mut() {
                 let y = &mut y[row * width..(row + 1) * width];
                 for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
-                    *y = T::narrow(x.widen() * scale * weight.widen());
+                    *y = T::narrow(x.widen() * scale * (weight.widen() + added));
                 }
             }
             if let Some(rstd) = rstd.as_deref_mut() {
@@ -83,7 +89,7 @@ pub(super) fn rms_norm_backward(op: RmsNormBackward) {
             replace,
             op.dy.slice(),
             op.x.slice(),
-            op.weight.slice(),
+            (op.weight.slice(), added_to_weights(op.plus_one)),
             rstd
         )
     );
@@ -142,8 +148,15 @@ vectorized! {
 }
 
 /// Gradient of the input.
-fn dx_of<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], weight: &[T], rstd: &[f32]) {
-    let width = weight.len();
+fn dx_of<T: Real>(
+    dx: &mut [T],
+    overwrite: bool,
+    dy: &[T],
+    x: &[T],
+    factors: (&[T], f32),
+    rstd: &[f32],
+) {
+    let width = factors.0.len();
     let rows = (CHUNK / width).max(1);
     let step = rows * width;
     let inputs = dy
@@ -152,19 +165,20 @@ fn dx_of<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], weight: &[T]
         .zip(rstd.par_chunks(rows));
     dx.par_chunks_mut(step)
         .zip(inputs)
-        .for_each(|(dx, ((dy, x), rstd))| dx_rows(dx, overwrite, dy, x, weight, rstd));
+        .for_each(|(dx, ((dy, x), rstd))| dx_rows(dx, overwrite, dy, x, factors, rstd));
 }
 
 vectorized! {
-    fn dx_rows<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], weight: &[T], rstd: &[f32]) {
+    fn dx_rows<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], factors: (&[T], f32), rstd: &[f32]) {
+        let (weight, added) = factors;
         let width = weight.len();
         for (row, rstd) in rstd.iter().enumerate() {
             let range = row * width..(row + 1) * width;
             let (dx, dy, x) = (&mut dx[range.clone()], &dy[range.clone()], &x[range]);
-            let dot = lane_sum([dy, weight, x], |[dy, weight, x]| dy * weight * x);
+            let dot = lane_sum([dy, weight, x], |[dy, weight, x]| dy * (weight + added) * x);
             let correction = dot * rstd * rstd * rstd / width as f32;
             for (((dx, dy), x), weight) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
-                let gradient = dy.widen() * weight.widen() * rstd - x.widen() * correction;
+                let gradient = dy.widen() * (weight.widen() + added) * rstd - x.widen() * correction;
                 *dx = T::narrow(if overwrite { gradient } else { dx.widen() + gradient });
             }
         }

@@ -2,15 +2,16 @@
 
 use super::dispatch::by_dtype;
 use super::fp8::{ValuesOrCodes, find_largest};
-use super::simd::{CHUNK, Real, exp, vectorized};
-use crate::operation::{Swiglu, SwigluBackward};
+use super::gate::{Gate, by_gate};
+use super::simd::{CHUNK, Real, vectorized};
+use crate::operation::{GatedActivation, GatedActivationBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu(op: Swiglu) {
-    by_dtype!(op.gate_up.dtype(), swiglu_of(op));
+pub(super) fn gated_activation(op: GatedActivation) {
+    by_gate!(op.gate_up.dtype(), op.function, activate(op));
 }
 
-fn swiglu_of<T: Real>(mut op: Swiglu) {
+fn activate<T: Real>(mut op: GatedActivation, function: impl Gate) {
     let width = op.act.dims()[1];
     let act = ValuesOrCodes::<T>::of(op.act.reborrow(), &op.form);
     let rows = rows_of_a_task(width);
@@ -20,7 +21,7 @@ fn swiglu_of<T: Real>(mut op: Swiglu) {
             let rows = act.chunks_exact_mut(width);
             for (act, gate_up) in rows.zip(gate_up.chunks_exact(2 * width)) {
                 let (gate, up) = gate_up.split_at(width);
-                forward(act, gate, up);
+                forward(act, gate, up, function);
             }
         };
         // SAFETY: rows of a piece of gate_up belong to its task alone.
@@ -29,16 +30,17 @@ fn swiglu_of<T: Real>(mut op: Swiglu) {
     find_largest(op.form, op.act.as_in());
 }
 
-pub(super) fn swiglu_backward(mut op: SwigluBackward) {
+pub(super) fn gated_activation_backward(mut op: GatedActivationBackward) {
     let (width, out) = (op.dact.dims()[1], op.gate_up.reborrow());
-    by_dtype!(
+    by_gate!(
         out.dtype(),
-        swiglu_backward_of(out.slice_mut(), op.dact.slice(), width)
+        op.function,
+        gradients(out.slice_mut(), op.dact.slice(), width)
     );
     find_largest(op.largest, op.gate_up.as_in());
 }
 
-fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {
+fn gradients<T: Real>(gate_up: &mut [T], dact: &[T], width: usize, function: impl Gate) {
     let rows = rows_of_a_task(width);
     let tasks = gate_up.par_chunks_mut(rows * 2 * width);
     let tasks = tasks.zip(dact.par_chunks(rows * width));
@@ -46,7 +48,7 @@ fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {
         let rows = gate_up.chunks_exact_mut(2 * width);
         for (gate_up, dact) in rows.zip(dact.chunks_exact(width)) {
             let (gate, up) = gate_up.split_at_mut(width);
-            backward(gate, up, dact);
+            backward(gate, up, dact, function);
         }
     });
 }
@@ -56,20 +58,17 @@ fn rows_of_a_task(width: usize) -> usize {
 }
 
 vectorized! {
-    fn forward<T: Real>(act: &mut [T], gate: &[T], up: &[T]) {
+    fn forward<T: Real, G: Gate>(act: &mut [T], gate: &[T], up: &[T], function: G) {
         for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
-            let gate = gate.widen();
-            *act = T::narrow(gate / (1.0 + exp(-gate)) * up.widen());
+            *act = T::narrow(function.act(gate.widen(), up.widen()));
         }
     }
 
-    fn backward<T: Real>(gate: &mut [T], up: &mut [T], dact: &[T]) {
+    fn backward<T: Real, G: Gate>(gate: &mut [T], up: &mut [T], dact: &[T], function: G) {
         for ((gate, up), dact) in gate.iter_mut().zip(up).zip(dact) {
-            let (g, u, d) = (gate.widen(), up.widen(), dact.widen());
-            let sigmoid = 1.0 / (1.0 + exp(-g));
-            let silu = g * sigmoid;
-            *gate = T::narrow(d * u * (sigmoid + silu * (1.0 - sigmoid)));
-            *up = T::narrow(d * silu);
+            let (of, d) = (function.gated(gate.widen(), up.widen()), dact.widen());
+            *gate = T::narrow(d * of.factor * of.slope);
+            *up = T::narrow(d * of.passed * of.factor_slope);
         }
     }
 }

@@ -10,9 +10,10 @@
 
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
+use super::sinks::sink_gradient;
 use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, arguments, kernel};
 use crate::operation::{Attention, AttentionBackward};
-use crate::{AttentionShape, Dropout, Result};
+use crate::{AttentionShape, Dropout, Positive, Result};
 use memory::{DType, In, Out};
 
 /// The scores of one sequence, kept in f32.
@@ -28,6 +29,33 @@ pub(crate) fn gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
         }
         _ => 0,
     }
+}
+
+/// What the backward pass keeps of a sequence: gradients of scores with sums of dk and dv, and scores if they have a cap.
+fn backward_parts(shape: AttentionShape, dtype: DType) -> [usize; 2] {
+    let gradients = scores(shape).next_multiple_of(64) + gradient_sums(shape, dtype);
+    match shape.cap {
+        Some(_) => [gradients.next_multiple_of(64), scores(shape)],
+        None => [gradients, 0],
+    }
+}
+
+/// All of it.
+pub(crate) fn backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
+    backward_parts(shape, dtype).iter().sum()
+}
+
+/// What kernels are told of scores: the factor on them, capped or not; the cap, 0 if there is none; and the factor within it.
+pub(super) fn score_arguments(shape: AttentionShape) -> [Argument; 3] {
+    match shape.cap.map(Positive::get) {
+        Some(cap) => arguments![1.0, cap, shape.scale() / cap],
+        None => arguments![shape.scale(), 0.0, 0.0],
+    }
+}
+
+/// The factor on products of queries and keys: with a cap, that of what its tanh is taken of.
+fn score_factor(shape: AttentionShape) -> f32 {
+    shape.scale() / shape.cap.map_or(1.0, Positive::get)
 }
 
 /// One member of every group in one sequence, and where its matrices lie.
@@ -127,6 +155,14 @@ fn offset(tensor: *const u8, dtype: DType, elements: usize) -> *const u8 {
     tensor.wrapping_add(elements * dtype.size_in_bytes())
 }
 
+/// Where a sequence's numbers are in a tensor `[b, heads, s]`, if there is one.
+fn statistics(tensor: Option<*const u8>, shape: AttentionShape, sequence: usize) -> Argument {
+    let first = sequence * shape.heads * shape.seq;
+    tensor.map_or(Argument::NULL, |tensor| {
+        Argument::Pointer(offset(tensor, DType::F32, first))
+    })
+}
+
 fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Member> {
     (0..shape.group()).map(move |member| Member {
         shape,
@@ -138,21 +174,29 @@ fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Membe
 pub(super) fn attention<D: Driver>(cuda: &Cuda<D>, op: Attention) -> Result {
     let (shape, dtype) = (op.shape, op.q.dtype());
     let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
-    let kernel = kernel!("attention", "attention_softmax", dtype);
+    let kernel = match shape.cap {
+        None => kernel!("attention", "attention_softmax", dtype),
+        Some(_) => kernel!("attention", "attention_softmax_capped", dtype),
+    };
+    let cap = shape.cap.map_or(0.0, Positive::get);
     for sequence in 0..shape.batch {
         for member in members(shape, sequence) {
             let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
             let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
             let scores = member.scores(&op.scratch, DType::F32);
             cuda.gemm(&Gemm {
-                alpha: shape.scale(),
+                alpha: score_factor(shape),
                 ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
             })?;
         }
         let kept = op.probs.as_ref().map_or(std::ptr::null(), |probs| {
             offset(probs.pointer(), dtype, sequence * scores(shape))
         });
-        let first = arguments![Argument::Pointer(kept), &op.scratch, shape.reach()];
+        let lse = op.lse.as_ref().map(|lse| lse.as_in().pointer());
+        let lse = statistics(lse, shape, sequence);
+        let first = arguments! {
+            Argument::Pointer(kept), lse, &op.scratch, &op.sinks, cap, shape.reach(),
+        };
         launch_rows(cuda, kernel, &first, (shape, sequence), op.dropout)?;
         for member in members(shape, sequence) {
             if let Some(out) = &op.out {
@@ -171,18 +215,26 @@ pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackwar
     let (shape, dtype) = (op.shape, op.q.dtype());
     let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
     let drop = kernel!("attention", "attention_drop", dtype);
-    let kernel = kernel!("attention", "attention_softmax_backward", dtype);
+    let kernel = match shape.cap {
+        None => kernel!("attention", "attention_softmax_backward", dtype),
+        Some(_) => kernel!("attention", "attention_softmax_backward_capped", dtype),
+    };
+    let [gradients, of_cap] = backward_parts(shape, dtype);
+    let (scratch, rest) = op.scratch.split_at(gradients);
+    let (capped, row_sums) = rest.split_at(of_cap);
+    let sums_at = op.dsinks.as_ref().map(|_| row_sums.as_in().pointer());
     for sequence in 0..shape.batch {
-        let sums = GradientSums::new(shape, sequence, &op.scratch, [&op.dk, &op.dv]);
+        let sums = GradientSums::new(shape, sequence, &scratch, [&op.dk, &op.dv]);
         let probs_at = offset(op.probs.pointer(), dtype, sequence * scores(shape));
-        let tensors = arguments![&op.scratch, Argument::Pointer(probs_at)];
+        let probs = Argument::Pointer(probs_at);
         if dropout.is_some() {
+            let tensors = arguments![&scratch, probs];
             launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
         }
         for member in members(shape, sequence) {
             let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
             let weights = match dropout {
-                Some(_) => member.scores(&op.scratch, dtype),
+                Some(_) => member.scores(&scratch, dtype),
                 None => member.probs(&op.probs),
             };
             let [_, dv] = sums.matrices(member);
@@ -191,12 +243,23 @@ pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackwar
         for member in members(shape, sequence) {
             let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
             let values = member.of_keys(op.v.pointer(), dtype, v_dim);
-            let scores = member.scores(&op.scratch, DType::F32);
+            let scores = member.scores(&scratch, DType::F32);
             cuda.gemm(&member.product([seq, v_dim, seq], gradients, values.t(), scores))?;
         }
+        for member in members(shape, sequence).filter(|_| shape.cap.is_some()) {
+            let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
+            let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
+            let scores = member.scores(&capped, DType::F32);
+            cuda.gemm(&Gemm {
+                alpha: score_factor(shape),
+                ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
+            })?;
+        }
+        let row_sums = statistics(sums_at, shape, sequence);
+        let tensors = arguments![&scratch, row_sums, probs, &capped];
         launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
-            let scores = member.scores(&op.scratch, dtype);
+            let scores = member.scores(&scratch, dtype);
             let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
             let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
             let dq = member.of_queries(op.dq.pointer(), dtype, qk_dim);
@@ -213,7 +276,13 @@ pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackwar
         }
         sums.round(cuda)?;
     }
-    Ok(())
+    match (&op.dsinks, &op.sinks, &op.lse) {
+        (Some(dsinks), Some(sinks), Some(lse)) => {
+            let gradient = (dsinks, &op.dsinks_init);
+            sink_gradient(cuda, gradient, [sinks, lse, &row_sums.as_in()], shape)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Launches a kernel on the rows of a sequence's scores. Elements count from the first of all sequences, as

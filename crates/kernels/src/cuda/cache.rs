@@ -1,5 +1,6 @@
 //! Attention over cached keys and values.
 
+use super::attention::score_arguments;
 use super::extent::Extent;
 use super::{Cuda, Driver, arguments, kernel};
 use crate::operation::{CachedAttention, StoreInCache};
@@ -33,10 +34,11 @@ pub(super) fn cached_attention<D: Driver>(cuda: &Cuda<D>, op: CachedAttention) -
             return Err(KernelError::too_large("cached_attention", message));
         }
     };
+    let [scale, cap, within_cap] = score_arguments(op.shape);
     let arguments = arguments! {
         &op.out, &op.q, &op.k_cache, &op.v_cache, &op.table, &op.lengths, op.table.dims()[1],
         op.shape.seq, op.shape.kv_heads, op.shape.qk_head_dim, op.shape.v_head_dim,
-        op.shape.window.unwrap_or(usize::MAX), op.shape.scale(),
+        &op.sinks, op.shape.window.unwrap_or(usize::MAX), scale, cap, within_cap,
     };
     let extent = Extent::new([op.q.dims()[0], op.shape.heads, 1], [THREADS, 1, 1]);
     cuda.launch(kernel, extent, &arguments)

@@ -1,9 +1,11 @@
 //! Experts: a product an expert, the weighed activation, and the sum of each token's rows.
 
 use super::extent::{Extent, WARP};
+use super::swiglu::by_function;
 use super::{Argument, Cuda, Driver, KernelKind, accumulates, arguments, int, kernel};
 use crate::operation::{
-    GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertBiasDweights, ExpertBiasGradient, GateFunction, GroupedGradient, GroupedMatmul, SumRows,
+    WeighedGatedActivation, WeighedGatedActivationBackward,
 };
 use crate::{Init, Result};
 use memory::DType;
@@ -85,8 +87,7 @@ fn tiles_of_block<D>(cuda: &Cuda<D>, row_tiles: usize, column_tiles: usize) -> u
 }
 
 pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, op: SumRows) -> Result {
-    let kernel = kernel!("experts", "sum_rows", op.out.dtype());
-    let (tokens, width) = (op.out.dims()[0], op.out.dims()[1]);
+    let (dtype, tokens, width) = (op.out.dtype(), op.out.dims()[0], op.out.dims()[1]);
     let init = match op.init {
         Init::Overwrite => Argument::NULL,
         Init::Accumulate => (&op.out).into(),
@@ -95,7 +96,13 @@ pub(super) fn sum_rows<D: Driver>(cuda: &Cuda<D>, op: SumRows) -> Result {
     let choices = op.slot_row.dims()[1];
     let arguments = arguments![&op.out, &op.rows, &op.slot_row, init, choices, width];
     let extent = Extent::rows_by_columns(tokens, width, THREADS);
-    cuda.launch(kernel, extent, &arguments)
+    let Some(bias) = op.bias else {
+        let kernel = kernel!("experts", "sum_rows", dtype);
+        return cuda.launch(kernel, extent, &arguments);
+    };
+    let more = arguments![&bias.of.bias, &bias.of.ids, &bias.weights];
+    let kernel = kernel!("experts", "sum_rows_biased", dtype);
+    cuda.launch(kernel, extent, &[&arguments[..], &more].concat())
 }
 
 pub(super) fn grouped_matmul<D: Driver>(cuda: &Cuda<D>, op: GroupedMatmul) -> Result {
@@ -169,22 +176,81 @@ pub(super) fn grouped_gradient<D: Driver>(cuda: &Cuda<D>, op: GroupedGradient) -
     )
 }
 
-pub(super) fn weighed_swiglu<D: Driver>(cuda: &Cuda<D>, op: WeighedSwiglu) -> Result {
-    let kernel = kernel!("experts", "weighed_swiglu", op.act.dtype());
+pub(super) fn weighed_gated_activation<D: Driver>(
+    cuda: &Cuda<D>,
+    op: WeighedGatedActivation,
+) -> Result {
+    let dtype = op.act.dtype();
     let (rows, width) = (op.act.dims()[0], op.act.dims()[1]);
-    let arguments = arguments![&op.act, &op.gate_up, &op.weights, &op.row_slot, width];
+    let [alpha, limit] = op.function.alpha_and_limit();
+    let arguments = arguments! {
+        &op.act, &op.gate_up, &op.weights, &op.row_slot, width, alpha, limit,
+    };
     let extent = Extent::rows_by_columns(rows, width, THREADS);
+    let Some(bias) = op.bias else {
+        let kernel = by_function!(kernel!(op.function, "experts", "weighed_", ""), dtype);
+        return cuda.launch(kernel, extent, &arguments);
+    };
+    let more = arguments![&bias.bias, &bias.ids];
+    let kernel = by_function!(
+        kernel!(op.function, "experts", "weighed_", "_biased"),
+        dtype
+    );
+    cuda.launch(kernel, extent, &[&arguments[..], &more].concat())
+}
+
+pub(super) fn weighed_gated_activation_backward<D: Driver>(
+    cuda: &Cuda<D>,
+    op: WeighedGatedActivationBackward,
+) -> Result {
+    let dtype = op.dact.dtype();
+    let [alpha, limit] = op.function.alpha_and_limit();
+    let (rows, width) = (op.dact.dims()[0], op.dact.dims()[1]);
+    let arguments = arguments! {
+        &op.gate_up, &op.dweights, &op.dact, &op.weights, &op.row_slot, width, alpha, limit,
+    };
+    let extent = Extent::rows(rows, width);
+    if let (None, Init::Overwrite) = (&op.bias, &op.dweights_init) {
+        let kernel = by_function!(
+            kernel!(op.function, "experts", "weighed_", "_backward"),
+            dtype
+        );
+        return cuda.launch(kernel, extent, &arguments);
+    }
+    let (bias, ids) = op.bias.map(|of| (of.bias, of.ids)).unzip();
+    let more = arguments![&bias, &ids, accumulates(&op.dweights_init)];
+    let kernel = by_function!(
+        kernel!(op.function, "experts", "weighed_", "_backward_biased"),
+        dtype
+    );
+    cuda.launch(kernel, extent, &[&arguments[..], &more].concat())
+}
+
+pub(super) fn expert_bias_gradient<D: Driver>(cuda: &Cuda<D>, op: ExpertBiasGradient) -> Result {
+    let kernel = kernel!(
+        "experts",
+        "expert_bias_gradient",
+        op.out.dtype(),
+        op.dy.x.dtype()
+    );
+    let ([rows, width], experts) = (op.dy.dims(), op.out.dims()[0]);
+    let weights = op.weights.as_ref().map(|of| of.weights);
+    let row_slot = op.weights.as_ref().and_then(|of| of.row_slot);
+    let arguments = arguments! {
+        &op.out, &op.dy.x, &op.dy.row_token, &weights, &row_slot, &op.offsets, width,
+        accumulates(&op.init),
+    };
+    // As many lanes as experts of one size need.
+    let extent = Extent::columns(rows.div_ceil(experts.max(1)), width, experts);
     cuda.launch(kernel, extent, &arguments)
 }
 
-pub(super) fn weighed_swiglu_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    op: WeighedSwigluBackward,
-) -> Result {
-    let kernel = kernel!("experts", "weighed_swiglu_backward", op.dact.dtype());
-    let (rows, width) = (op.dact.dims()[0], op.dact.dims()[1]);
+pub(super) fn expert_bias_dweights<D: Driver>(cuda: &Cuda<D>, op: ExpertBiasDweights) -> Result {
+    let kernel = kernel!("experts", "expert_bias_dweights", op.dy.dtype());
+    let (choices, width) = (op.dweights.dims()[1], op.dy.dims()[1]);
     let arguments = arguments! {
-        &op.gate_up, &op.dweights, &op.dact, &op.weights, &op.row_slot, width,
+        &op.dweights, &op.dy, &op.bias.bias, &op.bias.ids, choices, width,
     };
-    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+    let extent = Extent::rows(op.dweights.elements(), width);
+    cuda.launch(kernel, extent, &arguments)
 }

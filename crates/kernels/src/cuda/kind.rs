@@ -16,7 +16,7 @@ choices::choices! {
 
 impl<D: Driver> Kernels<Cuda<D>> {
     /// Computes flash attention in bf16 by kernels of this kind, in place of [`KernelKind::Sm80`]. The device has to run them. Heads
-    /// of 32 and less have one kind.
+    /// of 32 and less have one kind, and so do capped scores.
     pub fn with_attention_by(mut self, kind: KernelKind) -> Kernels<Cuda<D>> {
         self.backend.attention = kind;
         self

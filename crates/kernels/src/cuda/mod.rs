@@ -37,6 +37,7 @@ mod qkv;
 mod rms_norm;
 mod rotary;
 mod router;
+mod sinks;
 mod sum_in_order;
 mod swiglu;
 
@@ -104,7 +105,7 @@ use kernel;
 
 /// A kernel of a type, and those beside it whose names go on like this.
 macro_rules! kernels {
-    ($source:literal, $name:literal, $dtype:expr, $($form:literal),+) => {
+    ($source:literal, $name:expr, $dtype:expr, $($form:literal),+) => {
         [
             $crate::cuda::kernel!($source, $name, $dtype),
             $($crate::cuda::kernel!($source, concat!($name, $form), $dtype),)+

@@ -3,12 +3,16 @@
 use super::extent::Extent;
 use super::fp8::launch_in_form;
 use super::norm_backward::{ByWidth, NormBackward, norm_backward};
-use super::{Cuda, Driver, arguments, kernel, kernels};
+use super::{Cuda, Driver, arguments, kernels};
 use crate::Result;
 use crate::operation::{RmsNorm, RmsNormBackward};
 
 pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
-    let kernels = kernels!("rms_norm", "rms_norm", op.x.dtype(), "_largest", "_codes");
+    let dtype = op.x.dtype();
+    let kernels = match op.plus_one {
+        false => kernels!("rms_norm", "rms_norm", dtype, "_largest", "_codes"),
+        true => kernels!("rms_norm", "rms_norm_plus_one", dtype, "_largest", "_codes"),
+    };
     let (rows, width) = (op.x.dims()[0], op.x.dims()[1]);
     let arguments = arguments![&op.y, &op.rstd, &op.x, &op.weight, rows, width, op.eps];
     let extent = Extent::held_rows(rows, width);
@@ -17,12 +21,22 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, op: RmsNorm) -> Result {
 
 pub(super) fn rms_norm_backward<D: Driver>(cuda: &Cuda<D>, op: RmsNormBackward) -> Result {
     let dtype = op.x.dtype();
+    let [narrow, wide, widest] = match op.plus_one {
+        false => kernels!("rms_norm", "rms_norm_backward", dtype, "_wide", "_widest"),
+        true => kernels!(
+            "rms_norm",
+            "rms_norm_plus_one_backward",
+            dtype,
+            "_wide",
+            "_widest"
+        ),
+    };
     let of = NormBackward {
         operation: "rms_norm_backward",
         kernels: ByWidth {
-            narrow: kernel!("rms_norm", "rms_norm_backward", dtype),
-            wide: kernel!("rms_norm", "rms_norm_backward_wide", dtype),
-            widest: kernel!("rms_norm", "rms_norm_backward_widest", dtype),
+            narrow,
+            wide,
+            widest,
         },
         dx: (op.dx, op.dx_init),
         gradients: [(op.dweight, op.dweight_init)],

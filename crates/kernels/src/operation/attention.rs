@@ -1,38 +1,48 @@
 //! Causal attention with stored probabilities.
 
-use super::Dropout;
 use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
+use super::{Dropout, Init};
 use memory::{In, Out};
 
 operation! {
     /// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`;
     /// `out [b * s, heads * e]`; `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output
     /// may be left out. `scratch` is f32 of [`Attention::scratch_elements`].
+    ///
+    /// `sinks [heads]`: a learned logit of each head, which counts in the sum of every row and has no value (gpt-oss 2025). With them
+    /// `lse [b, heads, s]` (f32) can be asked for: the natural logarithm of e^sink + the sum of e^score.
     Attention "attention": q {
         out: Option<Out<'a>> [..shape.out()],
         probs: Option<Out<'a>> [..shape.probs()],
+        lse: Option<Out<'a>> [..shape.statistics()] f32,
         scratch: Out<'a> [scratch.elements()] f32 uncounted,
         q: In<'a> [..shape.q()],
         k: In<'a> [..shape.k()],
         v: In<'a> [..shape.v()],
+        sinks: Option<In<'a>> [shape.heads],
         shape: AttentionShape,
         dropout: Option<Dropout<'a>> [2] u32 uncounted,
     }
 
-    /// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout. The outputs are
-    /// overwritten.
+    /// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout. These outputs are
+    /// overwritten. `dsinks [heads] = dsinks_init` - the sums of e^(sink - lse) (dout . out) over all sequences and queries: a
+    /// gradient, f32 or bf16, rounded once. It needs `sinks` and their `lse`.
     AttentionBackward "attention_backward": q {
         dq: Out<'a> [..shape.q()],
         dk: Out<'a> [..shape.k()],
         dv: Out<'a> [..shape.v()],
+        dsinks: Option<Out<'a>> [shape.heads] real plus(dsinks_init),
+        dsinks_init: Init<'a> [] in_place,
         scratch: Out<'a> [scratch.elements()] f32 uncounted,
         dout: In<'a> [..shape.out()],
         probs: In<'a> [..shape.probs()],
+        lse: Option<In<'a>> [..shape.statistics()] f32,
         q: In<'a> [..shape.q()],
         k: In<'a> [..shape.k()],
         v: In<'a> [..shape.v()],
+        sinks: Option<In<'a>> [shape.heads],
         shape: AttentionShape,
         dropout: Option<Dropout<'a>> [2] u32 uncounted,
     }
@@ -57,27 +67,29 @@ pub struct AttentionShape {
     /// 2020). None: all up to itself.
     pub window: Option<usize>,
     /// The factor on attention scores; `None` is 1 / sqrt(`qk_head_dim`).
-    pub scale: Option<ScoreScale>,
+    pub scale: Option<Positive>,
+    /// A soft cap on scores (Gemma 2 2024): a score s, scaled, becomes cap tanh(s / cap) before keys are hidden. `None`: scores stay.
+    pub cap: Option<Positive>,
 }
 
-/// A positive factor, by its bits, so that shapes can be compared and hashed.
+/// A positive number, by its bits, so that shapes can be compared and hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ScoreScale(u32);
+pub struct Positive(u32);
 
-impl ScoreScale {
-    /// This factor.
-    pub const fn new(factor: f32) -> ScoreScale {
-        ScoreScale(factor.to_bits())
+impl Positive {
+    /// This number.
+    pub const fn new(number: f32) -> Positive {
+        Positive(number.to_bits())
     }
 
-    /// The factor.
+    /// The number.
     pub const fn get(self) -> f32 {
         f32::from_bits(self.0)
     }
 }
 
 impl AttentionShape {
-    /// A shape with equal widths of all heads, the usual scale, and no window.
+    /// A shape with equal widths of all heads, the usual scale, no window and no cap.
     pub const fn new(
         [batch, seq]: [usize; 2],
         [heads, kv_heads]: [usize; 2],
@@ -92,6 +104,7 @@ impl AttentionShape {
             v_head_dim: head_dim,
             window: None,
             scale: None,
+            cap: None,
         }
     }
 
@@ -118,7 +131,7 @@ impl AttentionShape {
     /// Scores are multiplied by this.
     pub fn scale(&self) -> f32 {
         let usual = || 1.0 / (self.qk_head_dim as f32).sqrt();
-        self.scale.map_or_else(usual, ScoreScale::get)
+        self.scale.map_or_else(usual, Positive::get)
     }
 
     /// Width of a head of queries or keys, and of one of values.
@@ -151,6 +164,11 @@ impl AttentionShape {
         [self.batch, self.heads, self.seq, self.seq]
     }
 
+    /// Shape of a number for each query of each head.
+    pub fn statistics(&self) -> [usize; 3] {
+        [self.batch, self.heads, self.seq]
+    }
+
     /// Multiplications of products of all scores with heads of keys and of values, without regard to causality: twice
     /// those of the keys up to the query. A window of `w` keys has `w (2 s - w)` scores instead of `s s`.
     pub(super) fn multiplications(&self, products: [usize; 2]) -> usize {
@@ -181,12 +199,22 @@ impl AttentionShape {
         let scale = self.scale();
         check.that(scale.is_finite() && scale > 0.0, || {
             format!("scores are multiplied by a positive number, not {scale}")
+        })?;
+        let cap = self.cap.map_or(1.0, Positive::get);
+        check.that(cap.is_finite() && cap > 0.0, || {
+            format!("scores are capped at a positive number, not {cap}")
         })
     }
 }
 
-/// Gradients of the scores and of dq and dk; of the probabilities and of dv.
-const BACKWARD_PRODUCTS: [usize; 2] = [2, 2];
+impl Check {
+    /// Refuses a gradient of sinks that are not there.
+    pub(super) fn gradient_of_sinks(&self, dsinks: &Option<Out>, sinks: &Option<In>) -> Checked {
+        self.that(dsinks.is_none() || sinks.is_some(), || {
+            "`dsinks` is the gradient of `sinks`, and there are none".into()
+        })
+    }
+}
 
 impl Attention<'_> {
     fn products(&self) -> [usize; 2] {
@@ -194,10 +222,23 @@ impl Attention<'_> {
     }
 }
 
+impl AttentionBackward<'_> {
+    /// Gradients of dq and dk, and of the probabilities and dv; the scores once more where a cap's slope follows from them.
+    fn products(&self) -> [usize; 2] {
+        [2 + usize::from(self.shape.cap.is_some()), 2]
+    }
+}
+
 impl Contract for Attention<'_> {
     fn numbers(&self, check: &Check) -> Checked {
         self.shape.check(check)?;
         check.dropout(self.dropout)
+    }
+
+    fn conditions(&self, check: &Check) -> Checked {
+        check.that(self.lse.is_none() || self.sinks.is_some(), || {
+            "`lse` is asked for, which only sinks need, and there are no `sinks`".into()
+        })
     }
 
     fn multiplications(&self) -> usize {
@@ -215,12 +256,19 @@ impl Contract for AttentionBackward<'_> {
         check.dropout(self.dropout)
     }
 
+    fn conditions(&self, check: &Check) -> Checked {
+        check.gradient_of_sinks(&self.dsinks, &self.sinks)?;
+        check.that(self.lse.is_some() == self.sinks.is_some(), || {
+            "`sinks` and `lse` are given together: the gradient of sinks follows from both".into()
+        })
+    }
+
     fn multiplications(&self) -> usize {
-        self.shape.multiplications(BACKWARD_PRODUCTS)
+        self.shape.multiplications(self.products())
     }
 
     fn flops(&self) -> u64 {
-        self.shape.needed_flops(BACKWARD_PRODUCTS)
+        self.shape.needed_flops(self.products())
     }
 }
 

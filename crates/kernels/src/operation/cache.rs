@@ -32,7 +32,8 @@ operation! {
     /// them. Keys and values are in a cache that [`StoreInCache`] has filled, those of the last tokens included.
     /// `q [b * n, heads * d]`; `out [b * n, heads * e]`; `k_cache [blocks, 16, kv_heads * d]`, `v_cache [blocks, 16, kv_heads * e]`,
     /// `table` and `lengths` as there. Without `v_cache`, the values are the first `e` columns of each head of keys (latent
-    /// attention in its absorbed form, DeepSeek-V2 2024). Rows before a sequence's first token become 0.
+    /// attention in its absorbed form, DeepSeek-V2 2024). Rows before a sequence's first token become 0. `sinks` are those of
+    /// [`super::Attention`].
     ///
     /// The bits of a row of `out` depend only on its query, its position, and the keys and values up to there. They do not
     /// depend on the rest of the batch, on the blocks in use, or on how many tokens are new.
@@ -43,6 +44,7 @@ operation! {
         v_cache: Option<In<'a>> [blocks, CACHE_BLOCK, shape.v()[1]] touched(shape.batch * m * CACHE_BLOCK),
         table: In<'a> [shape.batch, m] i32,
         lengths: In<'a> [shape.batch] i32,
+        sinks: Option<In<'a>> [shape.heads],
         shape: AttentionShape,
     }
 }

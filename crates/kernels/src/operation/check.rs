@@ -20,6 +20,13 @@ impl Check {
         KernelError::unless(condition, self.operation, message)
     }
 
+    /// Refuses a number that is not finite and positive.
+    pub(super) fn positive(&self, name: &str, value: f32) -> Checked {
+        self.that(value.is_finite() && value > 0.0, || {
+            format!("`{name}` is {value}, expected a finite number above 0")
+        })
+    }
+
     /// Refuses bf16 if there is no workspace to pack it in.
     pub(crate) fn product_of(&self, dtypes: &[DType]) -> Checked {
         let all_f32 = dtypes.iter().all(|dtype| *dtype == DType::F32);

@@ -82,7 +82,7 @@ pub struct Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Init, Matmul, Operation, OutputForm, Swiglu};
+    use crate::{GateFunction, GatedActivation, Init, Matmul, Operation, OutputForm};
     use memory::{Category, DType, Memory};
 
     #[test]
@@ -114,9 +114,10 @@ mod tests {
         assert_eq!(product(Init::Overwrite), cost(1));
         assert_eq!(product(Init::Accumulate), cost(2));
         let (gate_up, mut act) = (lease([3, 14], DType::F32), lease([3, 7], DType::F32));
-        let swiglu = Operation::from(Swiglu {
+        let swiglu = Operation::from(GatedActivation {
             act: act.view_mut(),
             gate_up: gate_up.view(),
+            function: GateFunction::Silu,
             form: OutputForm::Values,
         });
         assert_eq!(swiglu.sizes(), [3, 7]);

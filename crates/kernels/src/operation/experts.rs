@@ -3,11 +3,11 @@
 //! Shapes: `t` tokens, `k` choices of a token, `r = t k` rows, `e` experts. Tables are those of
 //! [`super::GroupByExpert`].
 
-use super::Init;
 use super::check::{Check, Checked};
 use super::contract::Contract;
-use super::declaration::{Field, Visit, operation, size};
+use super::declaration::{Field, HasShape, Visit, operation, size};
 use super::operand::OperandRule;
+use super::{GateFunction, Init};
 use memory::{In, Out};
 
 /// Rows that are grouped by expert: `r` rows of `x [r, w]`, or those that the products find in `x [t, w]` by each row's
@@ -18,13 +18,37 @@ pub struct ExpertRows<'a> {
     pub row_token: Option<In<'a>>,
 }
 
+/// A bias of every expert, a row of `bias [e, n]`, and the expert of each choice: `ids` (i32, any shape) as [`super::Route`] chose.
+#[derive(Clone, Copy)]
+pub struct ExpertBias<'a> {
+    pub bias: In<'a>,
+    pub ids: In<'a>,
+}
+
+/// A bias that each choice adds with its weight: `weights` (f32, any shape).
+#[derive(Clone, Copy)]
+pub struct WeighedBias<'a> {
+    pub of: ExpertBias<'a>,
+    pub weights: In<'a>,
+}
+
+/// Weights of rows: those of their choices, `weights` (f32, any shape) at `row_slot [r]` (i32), or at the row itself where no
+/// `row_slot` is given.
+#[derive(Clone, Copy)]
+pub struct RowWeights<'a> {
+    pub weights: In<'a>,
+    pub row_slot: Option<In<'a>>,
+}
+
 operation! {
-    /// `out [t, h] = init + ` the sum of each token's rows of `rows [r, h]`, `slot_row [t, k]` (i32). The sum is f32, in the
-    /// order of the choices, then init, and is rounded once.
+    /// `out [t, h] = init + ` the sum of each token's rows of `rows [r, h]`, `slot_row [t, k]` (i32). With `bias [e, h]` each choice
+    /// adds its weight of `bias_weights [t, k]` (f32) times its expert's bias, too. The sum is f32, in the order of the choices,
+    /// then init, and is rounded once.
     SumRows "sum_rows": out [t, h], slot_row [_, k] {
         out: Out<'a> [t, h] plus(init),
         rows: In<'a> [t * k, h],
         slot_row: In<'a> [t, k] i32,
+        bias: Option<WeighedBias<'a>> [t * k, h],
         init: Init<'a> [t, h],
     }
 
@@ -56,24 +80,48 @@ operation! {
         init: Init<'a> [] in_place,
     }
 
-    /// `act [r, f] = weight silu(gate) up`. Each row of `gate_up [r, 2 f]` has the columns of gate, then those of up; its
-    /// weight is that of its choice, `weights` (f32, any shape) at `row_slot [r]` (i32), or at the row itself where no
-    /// `row_slot` is given.
-    WeighedSwiglu "weighed_swiglu": act [r, f] {
+    /// `act [r, f]`: weight times `function` of gate and up. Each row of `gate_up [r, 2 f]` has the columns of gate, then those of
+    /// up; its weight is that of its choice, `weights` (f32, any shape) at `row_slot [r]` (i32), or at the row itself where no
+    /// `row_slot` is given. `bias [e, 2 f]` of the choice's expert is added to gate and up first, in f32.
+    WeighedGatedActivation "weighed_swiglu": act [r, f] {
         act: Out<'a> [r, f],
         gate_up: In<'a> [r, 2 * f],
+        function: GateFunction,
         weights: In<'a> [..weights] f32,
         row_slot: Option<In<'a>> [r] i32,
+        bias: Option<ExpertBias<'a>> [r, 2 * f],
     }
 
-    /// Gradients of [`WeighedSwiglu`] in place: `gate_up` becomes its own gradient, of `dact [r, f]`. `dweights` (f32, as
-    /// many as `weights`) gets each row's sum of dact silu(gate) up, in f32, at the row's choice.
-    WeighedSwigluBackward "weighed_swiglu_backward": gate_up, dact [r, f] {
+    /// Gradients of [`WeighedGatedActivation`] in place: `gate_up`, without the bias, becomes its own gradient, of `dact [r, f]`. `dweights`
+    /// (f32, as many as `weights`) `= dweights_init +` each row's sum of dact times `function`, in f32, at the row's choice.
+    WeighedGatedActivationBackward "weighed_swiglu_backward": gate_up, dact [r, f] {
         gate_up: Out<'a> [r, 2 * f] changes,
-        dweights: Out<'a> [..weights] f32,
+        function: GateFunction,
+        dweights: Out<'a> [..weights] f32 plus(dweights_init),
+        dweights_init: Init<'a> [] in_place,
         dact: In<'a> [r, f],
         weights: In<'a> [..weights] f32,
         row_slot: Option<In<'a>> [r] i32,
+        bias: Option<ExpertBias<'a>> [r, 2 * f],
+    }
+
+    /// The gradient of experts' biases: `out_i [n] = init +` the sum of expert i's rows of `dy`, n wide, each times its weight if
+    /// `weights` are given. `out [e, n]` (f32 or bf16), `offsets [e + 1]` (i32). The sum is f32 in a fixed order, and is rounded once.
+    /// An expert without rows gets zeros, or when accumulating keeps what it has.
+    ExpertBiasGradient "expert_bias_gradient": out [e, n] {
+        out: Out<'a> [e, n] real plus(init),
+        dy: ExpertRows<'a> [dy.count(), n],
+        weights: Option<RowWeights<'a>> [dy.count()],
+        offsets: In<'a> [e + 1] i32,
+        init: Init<'a> [] in_place,
+    }
+
+    /// The gradient of choices' weights by the bias that [`SumRows`] adds: `dweights [t, k]` (f32) = the product of `dy [t, h]` and
+    /// `bias [e, h]` of the choice's expert.
+    ExpertBiasDweights "expert_bias_dweights": dweights [t, k], dy [_, h] {
+        dweights: Out<'a> [t, k] f32,
+        dy: In<'a> [t, h],
+        bias: ExpertBias<'a> [t * k, h],
     }
 }
 
@@ -113,7 +161,50 @@ impl Field for ExpertRows<'_> {
     }
 }
 
-impl Contract for SumRows<'_> {}
+impl ExpertBias<'_> {
+    fn check(&self, check: &Check, choices: usize) -> Checked {
+        one_each(check, "ids", &self.ids, choices)
+    }
+}
+
+impl Field for ExpertBias<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        let &[_, width] = rule.dims() else {
+            unreachable!("choices and columns are declared");
+        };
+        let experts = size(Some(&self.bias), 0);
+        self.bias
+            .visit(rule.shaped([experts, width]), &mut *visit)?;
+        let ids = rule.named("ids").shaped(self.ids.shape());
+        self.ids.visit(ids.i32(), visit)
+    }
+}
+
+impl Field for WeighedBias<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        self.of.visit(rule, &mut *visit)?;
+        let weights = rule.named("bias_weights").shaped(self.weights.shape());
+        self.weights.visit(weights.f32(), visit)
+    }
+}
+
+impl Field for RowWeights<'_> {
+    fn visit<'b>(&'b self, rule: OperandRule, visit: Visit<'_, 'b>) -> Checked {
+        let weights = rule.shaped(self.weights.shape());
+        self.weights.visit(weights.f32(), &mut *visit)?;
+        self.row_slot.visit(rule.named("row_slot").i32(), visit)
+    }
+}
+
+impl Contract for SumRows<'_> {
+    fn conditions(&self, check: &Check) -> Checked {
+        let choices = self.slot_row.elements();
+        self.bias.as_ref().map_or(Ok(()), |bias| {
+            bias.of.check(check, choices)?;
+            one_each(check, "bias_weights", &bias.weights, choices)
+        })
+    }
+}
 
 impl Contract for GroupedMatmul<'_> {
     fn conditions(&self, check: &Check) -> Checked {
@@ -149,22 +240,57 @@ impl Contract for GroupedGradient<'_> {
     }
 }
 
-/// Refuses other than one weight for each row.
-fn one_each(check: &Check, weights: &In, rows: usize) -> Checked {
-    check.that(weights.elements() == rows, || {
-        let weights = weights.elements();
-        format!("{weights} weights are not one for each of {rows} rows")
+/// Refuses other than one element for each row.
+fn one_each(check: &Check, name: &str, x: &In, rows: usize) -> Checked {
+    check.that(x.elements() == rows, || {
+        let elements = x.elements();
+        format!("{elements} {name} are not one for each of {rows} rows")
     })
 }
 
-impl Contract for WeighedSwiglu<'_> {
+/// Refuses weights and experts that are not one for each row.
+fn weight_and_expert(
+    check: &Check,
+    weights: &In,
+    bias: &Option<ExpertBias>,
+    rows: usize,
+) -> Checked {
+    one_each(check, "weights", weights, rows)?;
+    let bias = bias.as_ref();
+    bias.map_or(Ok(()), |bias| bias.check(check, rows))
+}
+
+impl Contract for WeighedGatedActivation<'_> {
+    fn numbers(&self, check: &Check) -> Checked {
+        self.function.check(check)
+    }
+
     fn conditions(&self, check: &Check) -> Checked {
-        one_each(check, &self.weights, self.act.dims()[0])
+        weight_and_expert(check, &self.weights, &self.bias, self.act.dims()[0])
     }
 }
 
-impl Contract for WeighedSwigluBackward<'_> {
+impl Contract for WeighedGatedActivationBackward<'_> {
+    fn numbers(&self, check: &Check) -> Checked {
+        self.function.check(check)
+    }
+
     fn conditions(&self, check: &Check) -> Checked {
-        one_each(check, &self.weights, self.dact.dims()[0])
+        weight_and_expert(check, &self.weights, &self.bias, self.dact.dims()[0])
+    }
+}
+
+impl Contract for ExpertBiasGradient<'_> {
+    fn conditions(&self, check: &Check) -> Checked {
+        let weights = self.weights.as_ref();
+        weights.map_or(Ok(()), |of| {
+            one_each(check, "weights", &of.weights, self.dy.count())
+        })
+    }
+}
+
+impl Contract for ExpertBiasDweights<'_> {
+    fn conditions(&self, check: &Check) -> Checked {
+        self.bias.check(check, self.dweights.elements())
     }
 }

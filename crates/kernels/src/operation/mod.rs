@@ -51,17 +51,18 @@ pub use adafactor::{
     VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
-pub use attention::{Attention, AttentionBackward, AttentionShape, ScoreScale};
+pub use attention::{Attention, AttentionBackward, AttentionShape, Positive};
 pub use by_columns::ByColumns;
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
-pub use cross_entropy::CrossEntropy;
-pub use dequantise::{DequantiseBytes, DequantiseNf4};
+pub use cross_entropy::{CrossEntropy, SoftCap};
+pub use dequantise::{DequantiseBytes, DequantiseMxfp4, DequantiseNf4};
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutScale};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
-    ExpertRows, GroupedGradient, GroupedMatmul, SumRows, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertBias, ExpertBiasDweights, ExpertBiasGradient, ExpertRows, GroupedGradient, GroupedMatmul,
+    RowWeights, SumRows, WeighedBias, WeighedGatedActivation, WeighedGatedActivationBackward,
 };
 pub use flash::{FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use fp8::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
@@ -85,7 +86,7 @@ pub use router::{
     RouterZLoss, Routing, StepRouterBias,
 };
 pub use sum_in_order::SumInOrder;
-pub use swiglu::{Swiglu, SwigluBackward};
+pub use swiglu::{GateFunction, GatedActivation, GatedActivationBackward};
 
 use check::Check;
 use contract::Contract;
@@ -132,14 +133,15 @@ operations! {
     "attention": Attention, AttentionBackward, FlashAttention, FlashAttentionBackward, StoreInCache, CachedAttention;
     "norms": RmsNorm, RmsNormBackward, LayerNorm, LayerNormBackward;
     "rotary, split and join": Rotary, SplitQkv, JoinQkv, RotaryTail, ExpandKeys, ExpandKeysBackward;
-    "activation functions": Swiglu, SwigluBackward, WeighedSwiglu, WeighedSwigluBackward, Gelu, GeluBackward;
+    "activation functions": GatedActivation, GatedActivationBackward, WeighedGatedActivation,
+        WeighedGatedActivationBackward, Gelu, GeluBackward;
     "passes of FP8": AbsMax, Quantise, QuantiseTransposed, TransposeCodes;
-    "widening of frozen codes": DequantiseBytes, DequantiseNf4;
+    "widening of frozen codes": DequantiseBytes, DequantiseNf4, DequantiseMxfp4;
     "routing to experts": Route, RouteBackward, RouterZLoss, GroupByExpert, CountChoices, BalanceLoss, StepRouterBias, SumRows;
-    "biases": AddBias, BiasBackward;
+    "biases": AddBias, BiasBackward, ExpertBiasGradient, ExpertBiasDweights;
     "dropout": BiasDropoutAdd, DropoutScale;
     "embedding": Embedding, EmbeddingBackward, AddPositions, AddPositionsBackward;
-    "losses": CrossEntropy, PreferenceLoss, Sum;
+    "losses": CrossEntropy, SoftCap, PreferenceLoss, Sum;
     "gradients and optimizer": NormGrains, NormAndClip, SumInOrder, AdamW, Momentum, DivideByNorm, Combine, StepAlong,
         VarianceScale, VarianceSums, FactorVariance, UpdateSquares, WeightSquares, AdafactorRate, AdafactorStep;
     "copies": Fill, Copy;

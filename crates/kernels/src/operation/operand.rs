@@ -190,8 +190,8 @@ impl OperandRule {
         self
     }
 
-    pub(super) fn shaped<const N: usize>(mut self, dims: [usize; N]) -> OperandRule {
-        self.dims = Dims::from(dims);
+    pub(super) fn shaped(mut self, dims: impl Into<Dims>) -> OperandRule {
+        self.dims = dims.into();
         self
     }
 }

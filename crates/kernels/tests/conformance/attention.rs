@@ -6,9 +6,10 @@ use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::dropout::{Dropped, kept};
 use crate::host::Host;
-use crate::oracle::{constant, gradients, softmax, values, variable};
+use crate::oracle::{Elements, constant, gradients, values, variable};
+use crate::sinks::{PlacedSinks, Sinks};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{AttentionBackward, AttentionShape, KernelError, ScoreScale};
+use kernels::{AttentionBackward, AttentionShape, Init, KernelError, Positive};
 use memory::DType;
 
 /// Where queries and keys come from.
@@ -27,6 +28,7 @@ pub struct Attention {
     pub dtype: DType,
     pub shape: AttentionShape,
     pub scores: Scores,
+    pub sinks: Option<Sinks>,
     pub dropout: Option<Dropped>,
 }
 
@@ -68,6 +70,15 @@ impl Attention {
         self.shape.scale.map_or(usual, |scale| scale.get().into())
     }
 
+    /// Scores `[b, heads, s, s]` within their cap, before keys are hidden.
+    pub fn capped_scores(&self, q: &CandleTensor, k: &CandleTensor) -> Result<CandleTensor> {
+        let scores = (q.matmul(&k.t()?)? * self.scale())?;
+        match self.shape.cap.map(|cap| f64::from(cap.get())) {
+            Some(cap) => (scores / cap)?.tanh()? * cap,
+            None => Ok(scores),
+        }
+    }
+
     /// q, k and v, `[b * s, heads * d]`, each as `[b, query heads, s, d]`, key-value heads repeated for their group.
     pub fn by_head(&self, [q, k, v]: [&CandleTensor; 3]) -> Result<[CandleTensor; 3]> {
         let (qk_dim, v_dim) = (self.shape.qk_head_dim, self.shape.v_head_dim);
@@ -95,8 +106,8 @@ impl Attention {
         CandleTensor::from_iter(factors, &CandleDevice::Cpu)?.reshape(&shape)
     }
 
-    /// Probabilities and output.
-    fn forward(&self, [q, k, v]: [&Var; 3]) -> Result<[CandleTensor; 2]> {
+    /// Probabilities, the logarithms of sums, and output.
+    fn forward(&self, [q, k, v]: [&Var; 3], sinks: Option<&Var>) -> Result<[CandleTensor; 3]> {
         let seq = self.shape.seq;
         let mask = (0..seq * seq).map(|index| match self.sees(index / seq, index % seq) {
             true => 0.0,
@@ -104,23 +115,24 @@ impl Attention {
         });
         let mask = CandleTensor::from_iter(mask, &CandleDevice::Cpu)?.reshape((seq, seq))?;
         let [q, k, v] = self.by_head([q, k, v])?;
-        let scores = (q.matmul(&k.t()?)? * self.scale())?;
-        let probs = softmax(&scores.broadcast_add(&mask)?)?;
+        let scores = self.capped_scores(&q, &k)?;
+        let [probs, lse] = self.probabilities(&scores.broadcast_add(&mask)?, sinks)?;
         let out = (&probs * self.kept()?)?
             .matmul(&v)?
             .permute((0, 2, 1, 3))?
             .reshape(&self.shape.out())?;
-        Ok([probs, out])
+        Ok([probs, lse, out])
     }
 
-    /// Probabilities, output, dq, dk, dv.
-    fn oracle(&self) -> Result<[Vec<f64>; 5]> {
+    /// Probabilities, the logarithms of sums, output, and the gradients of q, k, v and of sinks.
+    fn oracle(&self) -> Result<([Elements; 3], Vec<Elements>)> {
         let [q, k, v] = self.qkv();
         let [q, k, v] = [variable(&q)?, variable(&k)?, variable(&v)?];
-        let [probs, out] = self.forward([&q, &k, &v])?;
-        let mut found = gradients(&out, &constant(&self.dout())?, &[&q, &k, &v])?.into_iter();
-        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
-        Ok([values(&probs)?, values(&out)?, dq, dk, dv])
+        let sinks = self.sinks_variable()?;
+        let [probs, lse, out] = self.forward([&q, &k, &v], sinks.as_ref())?;
+        let of: Vec<&Var> = [&q, &k, &v].into_iter().chain(&sinks).collect();
+        let found = gradients(&out, &constant(&self.dout())?, &of)?;
+        Ok(([values(&probs)?, values(&lse)?, values(&out)?], found))
     }
 
     pub fn scratch(&self, device: &Device, probs_kept: bool) -> Tensor {
@@ -151,23 +163,37 @@ impl Attention {
         device: &Device,
         [q, k, v]: [&Tensor; 3],
         probs: &Tensor,
+        sinks: &mut Option<(PlacedSinks, Tensor)>,
     ) -> std::result::Result<Vec<Host>, KernelError> {
         let [mut dq, mut dk, mut dv] = [self.shape.q(), self.shape.k(), self.shape.v()]
             .map(|dims| device.room(self.dtype, dims));
         let target = device.kernels.target();
-        let elements = AttentionBackward::scratch_elements(target, self.shape, self.dtype);
+        let (lse, (sinks, dsinks)) = match sinks {
+            Some((placed, lse)) => {
+                let (sinks, gradient) = placed.parts();
+                (Some(lse.view()), (Some(sinks), gradient))
+            }
+            None => (None, (None, None)),
+        };
+        let elements =
+            AttentionBackward::scratch_elements(target, self.shape, self.dtype, dsinks.is_some());
+        let (dsinks, dsinks_init) = dsinks.unzip();
         let mut scratch = device.room(DType::F32, [elements]);
         let placed = Dropped::put(self.dropout, device);
         device.run(AttentionBackward {
             dq: dq.view_mut(),
             dk: dk.view_mut(),
             dv: dv.view_mut(),
+            dsinks,
+            dsinks_init: dsinks_init.unwrap_or(Init::Overwrite),
             scratch: scratch.view_mut(),
             dout: device.put(&self.dout()).view(),
             probs: probs.view(),
+            lse,
             q: q.view(),
             k: k.view(),
             v: v.view(),
+            sinks,
             shape: self.shape,
             dropout: placed.view(),
         })?;
@@ -183,21 +209,33 @@ impl Case for Attention {
         let mut probs = device.room(self.dtype, self.shape.probs());
         let mut scratch = self.scratch(device, true);
         let placed = Dropped::put(self.dropout, device);
+        let with_lse = |placed| (placed, device.room(DType::F32, self.shape.statistics()));
+        let mut sinks = self.place_sinks(device).map(with_lse);
+        let (sinks_view, lse) = match &mut sinks {
+            Some((placed, lse)) => (Some(placed.parts().0), Some(lse.view_mut())),
+            None => (None, None),
+        };
         device.run(kernels::Attention {
             out: Some(out.view_mut()),
             probs: Some(probs.view_mut()),
+            lse,
             scratch: scratch.view_mut(),
             q: q.view(),
             k: k.view(),
             v: v.view(),
+            sinks: sinks_view,
             shape: self.shape,
             dropout: placed.view(),
         })?;
         device.take(&scratch);
-        let backward = self.run_backward(device, [&q, &k, &v], &probs)?;
+        let mut found = self.run_backward(device, [&q, &k, &v], &probs, &mut sinks)?;
+        if let Some((placed, lse)) = &sinks {
+            found.extend(placed.take_gradient(device));
+            found.push(device.take(lse));
+        }
         let probs = device.take(&probs);
         let forward = [self.hidden(&probs), probs, device.take(&out)];
-        Ok(forward.into_iter().chain(backward).collect())
+        Ok(forward.into_iter().chain(found).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -213,7 +251,9 @@ impl Case for Attention {
             .filter(|(query, key)| !self.sees(*query, *key))
             .count();
         let hidden = vec![0.0; batch * heads * hidden];
-        let [probs, out, dq, dk, dv] = self.oracle().unwrap();
+        let ([probs, lse, out], found) = self.oracle().unwrap();
+        let mut found = found.into_iter();
+        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
         // Where every query sees one token, no score has a gradient: what cancels is a product of dout and v.
         let vanish = self.shape.reach() == 1 || matches!(self.scores, Scores::Steep);
         let terms = if vanish {
@@ -221,14 +261,19 @@ impl Case for Attention {
         } else {
             0.0
         };
-        vec![
+        let mut expected = vec![
             Expected::new("attention: probs of hidden keys", hidden, Rule::Exact),
             Expected::new("attention: probs", probs, Rule::Standard),
             Expected::new("attention: out", out, Rule::Chained),
             Expected::new("attention_backward: dq", dq, Rule::Chained).with_terms(terms),
             Expected::new("attention_backward: dk", dk, Rule::Chained).with_terms(terms),
             Expected::new("attention_backward: dv", dv, Rule::Chained),
-        ]
+        ];
+        if let Some(dsinks) = found.next() {
+            expected.extend(self.expected_dsinks("attention_backward: dsinks", &lse, dsinks));
+            expected.push(Expected::new("attention: lse", lse, Rule::Standard));
+        }
+        self.allowing_underflow(expected)
     }
 }
 
@@ -255,7 +300,7 @@ pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionSh
 pub fn with_values(sizes: [usize; 5], v_head_dim: usize, scale: Option<f32>) -> AttentionShape {
     AttentionShape {
         v_head_dim,
-        scale: scale.map(ScoreScale::new),
+        scale: scale.map(Positive::new),
         ..shape(sizes)
     }
 }
@@ -283,6 +328,14 @@ pub fn windowed(sizes: [usize; 5], window: usize) -> AttentionShape {
     }
 }
 
+/// The same, where scores have a cap.
+pub fn capped(sizes: [usize; 5], cap: f32) -> AttentionShape {
+    AttentionShape {
+        cap: Some(Positive::new(cap)),
+        ..shape(sizes)
+    }
+}
+
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for sizes in SHAPES {
@@ -291,6 +344,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape: shape(sizes),
                 scores,
+                sinks: None,
                 dropout: None,
             }));
         }
@@ -299,6 +353,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape: shape(sizes),
                 scores: Scores::Random(1.5),
+                sinks: None,
                 dropout: Some(Dropped {
                     probability,
                     key: 0x1234_5678_9abc_def0,
@@ -313,6 +368,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape: windowed([2, 150, 4, 2, 20], window),
                 scores: Scores::Random(1.5),
+                sinks: None,
                 dropout: (probability > 0.0).then_some(Dropped {
                     probability,
                     key: 3,
@@ -327,6 +383,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape,
                 scores: Scores::Random(1.5),
+                sinks: None,
                 dropout: (probability > 0.0).then_some(Dropped {
                     probability,
                     key: 3,
@@ -334,14 +391,75 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             }));
         }
     }
+    cases.extend(with_caps(dtype).map(|case| Box::new(case) as Box<dyn Case>));
+    cases.extend(with_sinks(dtype).map(|case| Box::new(case) as Box<dyn Case>));
     let steep = shape([2, 150, 4, 2, 20]);
     cases.push(Box::new(Attention {
         dtype,
         shape: steep,
         scores: Scores::Steep,
+        sinks: None,
         dropout: None,
     }));
     cases
+}
+
+/// Caps that scores are far below, reach, and are far beyond; with windows, dropout, two widths and sinks.
+fn with_caps(dtype: DType) -> impl Iterator<Item = Attention> {
+    let of = move |shape, range, sinks, probability| Attention {
+        dtype,
+        shape,
+        scores: Scores::Random(range),
+        sinks,
+        dropout: (probability > 0.0).then_some(Dropped {
+            probability,
+            key: 3,
+        }),
+    };
+    let narrow = AttentionShape {
+        v_head_dim: 12,
+        scale: Some(Positive::new(0.4)),
+        ..capped([1, 65, 4, 1, 24], 3.0)
+    };
+    let windowed = AttentionShape {
+        window: Some(64),
+        ..capped([2, 150, 4, 2, 20], 0.7)
+    };
+    [
+        of(capped([2, 37, 6, 2, 20], 30.0), 1.5, None, 0.0),
+        of(capped([2, 150, 4, 2, 20], 1.0), 1.5, None, 0.0),
+        of(capped([1, 70, 2, 1, 33], 2.0), 4.0, None, 0.1),
+        of(windowed, 1.5, None, 0.3),
+        of(narrow, 1.5, Some(Sinks::EVERY[0]), 0.1),
+    ]
+    .into_iter()
+}
+
+/// Sinks of every kind in groups of heads; queries that see themselves alone; windows, dropout and two widths.
+fn with_sinks(dtype: DType) -> impl Iterator<Item = Attention> {
+    let of = move |shape, sinks, probability| Attention {
+        dtype,
+        shape,
+        scores: Scores::Random(1.5),
+        sinks: Some(sinks),
+        dropout: (probability > 0.0).then_some(Dropped {
+            probability,
+            key: 3,
+        }),
+    };
+    let every = Sinks::EVERY.map(|sinks| of(shape([2, 37, 6, 2, 20]), sinks, 0.0));
+    let [among, accumulated, ..] = Sinks::EVERY;
+    let others = [
+        of(shape([3, 1, 4, 2, 20]), among, 0.0),
+        of(windowed([2, 150, 4, 2, 20], 1), accumulated, 0.0),
+        of(windowed([2, 150, 4, 2, 20], 64), among, 0.3),
+        of(
+            with_values([1, 65, 4, 1, 24], 64, Some(0.3)),
+            accumulated,
+            0.1,
+        ),
+    ];
+    every.into_iter().chain(others)
 }
 
 #[test]
@@ -353,6 +471,7 @@ fn a_dropout_of_nothing_changes_no_bit() {
                     dtype,
                     shape: shape([2, 150, 4, 2, 20]),
                     scores: Scores::Random(1.0),
+                    sinks: None,
                     dropout: probability.map(|probability| Dropped {
                         probability,
                         key: 7,
@@ -371,6 +490,33 @@ fn a_dropout_of_nothing_changes_no_bit() {
     }
 }
 
+/// A cap changes every result, and one far above all scores none but their last bits.
+#[test]
+fn a_cap_changes_results() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let outputs = |shape| {
+                let case = Attention {
+                    dtype,
+                    shape,
+                    scores: Scores::Random(1.0),
+                    sinks: None,
+                    dropout: None,
+                };
+                run(&case, &device)
+            };
+            let sizes = [2, 37, 4, 2, 20];
+            let plain = outputs(shape(sizes));
+            let [low, high] = [0.5, 1e4].map(|cap| outputs(capped(sizes, cap)));
+            for ((plain, low), high) in plain.iter().zip(&low).zip(&high).skip(1) {
+                assert!(low != plain, "{}", device.name);
+                let expected = Expected::new("capped", plain.values(), Rule::Chained);
+                expected.judge(high, device.kernels.target()).unwrap();
+            }
+        }
+    }
+}
+
 /// Proves that the cases differ: another scale changes every result, and another width of v changes o and dv.
 #[test]
 fn a_scale_and_wider_values_change_results() {
@@ -382,6 +528,7 @@ fn a_scale_and_wider_values_change_results() {
                     dtype,
                     shape: with_values([2, 37, 4, 2, 20], v_head_dim, scale),
                     scores: Scores::Random(1.0),
+                    sinks: None,
                     dropout: None,
                 };
                 run(&case, &device)

@@ -5,7 +5,8 @@ use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
-use kernels::{AttentionShape, CACHE_BLOCK, KernelError, ScoreScale, StoreInCache};
+use crate::sinks::{self, Sinks};
+use kernels::{AttentionShape, CACHE_BLOCK, KernelError, Positive, StoreInCache};
 use memory::DType;
 
 #[derive(Debug)]
@@ -19,6 +20,7 @@ struct CachedAttention {
     is_latent: bool,
     /// Scores are as large as this, about.
     range: f64,
+    sinks: Option<Sinks>,
 }
 
 impl CachedAttention {
@@ -133,6 +135,8 @@ impl CachedAttention {
         let q = device.put(&self.part(&q, longest - seq, longest));
         let shape = AttentionShape { seq, ..self.shape };
         let mut out = device.room(self.dtype, shape.out());
+        let sinks = self.sinks.as_ref();
+        let sinks = sinks.map(|sinks| sinks.put(self.dtype, shape.heads, device));
         device.run(kernels::CachedAttention {
             out: out.view_mut(),
             q: q.view(),
@@ -140,6 +144,7 @@ impl CachedAttention {
             v_cache: (!self.is_latent).then(|| caches[1].view()),
             table: table.view(),
             lengths: lengths.view(),
+            sinks: sinks::view(&sinks),
             shape,
         })?;
         let read = if self.is_latent { 1 } else { 2 };
@@ -176,12 +181,17 @@ impl CachedAttention {
         let scale: f64 = self.shape.scale.map_or(usual, |scale| scale.get().into());
         let score = |k: &[f64]| -> f64 {
             let products = q.iter().zip(&k[own * dim..][..dim]).map(|(q, k)| q * k);
-            products.sum::<f64>() * scale
+            let score = products.sum::<f64>() * scale;
+            let cap = self.shape.cap.map(|cap| f64::from(cap.get()));
+            cap.map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = k.chunks(kv_heads * dim).map(score).collect();
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sinks = self.sinks.as_ref();
+        let sinks = sinks.map(|sinks| sinks.host(self.dtype, self.shape.heads).values());
+        let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| sinks[head]);
+        let largest = scores.iter().copied().fold(sink, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total: f64 = weights.iter().sum::<f64>() + (sink - largest).exp();
         let column = |column: usize| {
             let values = v.chunks(kv_heads * v_head_dim).zip(&weights);
             values
@@ -280,6 +290,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 },
                 is_latent: false,
                 range,
+                sinks: None,
             }) as Box<dyn Case>
         })
     };
@@ -290,11 +301,12 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             lengths: vec![37, 5, 20],
             shape: AttentionShape {
                 v_head_dim,
-                scale: scale.map(ScoreScale::new),
+                scale: scale.map(Positive::new),
                 ..AttentionShape::new([3, 7], [4, 2], head_dim)
             },
             is_latent: false,
             range: 1.0,
+            sinks: None,
         }) as Box<dyn Case>
     };
     let widths = [
@@ -314,18 +326,68 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             shape: AttentionShape {
                 v_head_dim: kv,
                 window,
-                scale: Some(ScoreScale::new(0.2)),
+                scale: Some(Positive::new(0.2)),
                 ..AttentionShape::new([3, 7], [4, 1], kv + rotary)
             },
             is_latent: true,
             range: 1.0,
+            sinks: None,
         }) as Box<dyn Case>
     };
     let latents = [[28, 8], [33, 3], [250, 6], [256, 8], [512, 64], [576, 64]];
     let latents = latents.map(|widths| (widths, None)).into_iter();
     let latents = latents.chain([([512, 64], Some(21))]).map(of_latents);
     let usual = usual.chain(widths.map(of_widths));
-    usual.chain(latents).collect()
+    let others = with_sinks(dtype).into_iter().chain(with_caps(dtype));
+    usual.chain(latents).chain(others).collect()
+}
+
+/// Caps that scores are far below, reach, and are far beyond, with a window, and wide heads with a sink.
+fn with_caps(dtype: DType) -> Vec<Box<dyn Case>> {
+    let of = |cap, range, window, head_dim, sinks| {
+        Box::new(CachedAttention {
+            dtype,
+            lengths: vec![37, 5, 20],
+            shape: AttentionShape {
+                window,
+                cap: Some(Positive::new(cap)),
+                ..AttentionShape::new([3, 7], [4, 2], head_dim)
+            },
+            is_latent: false,
+            range,
+            sinks,
+        }) as Box<dyn Case>
+    };
+    vec![
+        of(30.0, 1.0, None, 20, None),
+        of(1.0, 2.0, Some(9), 20, None),
+        of(0.5, 4.0, None, 300, Some(Sinks::EVERY[0])),
+    ]
+}
+
+/// Sinks of every kind but so far above scores that the output vanishes; a query that sees itself alone, and parts of wide heads.
+fn with_sinks(dtype: DType) -> Vec<Box<dyn Case>> {
+    let of = |sinks, window, head_dim| {
+        Box::new(CachedAttention {
+            dtype,
+            lengths: vec![37, 5, 20],
+            shape: AttentionShape {
+                window,
+                ..AttentionShape::new([3, 7], [4, 2], head_dim)
+            },
+            is_latent: false,
+            range: 1.0,
+            sinks: Some(sinks),
+        }) as Box<dyn Case>
+    };
+    let every = Sinks::EVERY.into_iter();
+    let mut cases: Vec<_> = every
+        .filter(|sinks| sinks.around < 80.0)
+        .map(|sinks| of(sinks, None, 20))
+        .collect();
+    let [among, ..] = Sinks::EVERY;
+    cases.extend([of(among, Some(1), 33), of(among, Some(9), 300)]);
+    cases
 }
 
 /// A token has the same bits alone and in a batch, and whether what is before it was read with it or before.
@@ -343,6 +405,7 @@ fn a_token_does_not_see_the_batch() {
                 },
                 is_latent: false,
                 range: 2.0,
+                sinks: None,
             };
             let case = |lengths: &[usize]| within(lengths, None);
             let row = 4 * 20 * dtype.size_in_bytes();
@@ -384,6 +447,7 @@ fn heads_wider_than_three_packs_of_a_warp() {
                 shape: AttentionShape::new([2, 1], [2, 1], 800),
                 is_latent: false,
                 range: 1.0,
+                sinks: None,
             };
             match device.kernels.target() {
                 kernels::Target::Cpu => {

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use kernels::{
-    CachedAttention, Dropout, MasterOperand, MomentOperand, Operation, Positions, Route,
-    RouterGroups, Routing, ScoreScale, SplitQkv,
+    CachedAttention, Dropout, GateFunction, MasterOperand, MomentOperand, Operation, Positions,
+    Positive, Route, RouterGroups, Routing, SplitQkv,
 };
 use memory::{Element, In, Out};
 
@@ -114,6 +114,23 @@ fn of_layers() -> Vec<Contradiction> {
             contradiction!(AddPositionsBackward(of) => of.positions = learned, message),
         ]);
     }
+    for number in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        all.extend([
+            contradiction!(CrossEntropy(of) => of.cap = Some(number), "`cap` is "),
+            contradiction!(SoftCap(of) => of.cap = number, "`cap` is "),
+        ]);
+        for (alpha, limit, message) in
+            [(number, 7.0, "`alpha` is "), (1.702, number, "`limit` is ")]
+        {
+            let function = GateFunction::ClampedSwish { alpha, limit };
+            all.extend([
+                contradiction!(GatedActivation(of) => of.function = function, message),
+                contradiction!(GatedActivationBackward(of) => of.function = function, message),
+                contradiction!(WeighedGatedActivation(of) => of.function = function, message),
+                contradiction!(WeighedGatedActivationBackward(of) => of.function = function, message),
+            ]);
+        }
+    }
     for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
         let message = "dropout of ";
         all.extend([
@@ -136,6 +153,10 @@ fn of_heads() -> Vec<Contradiction> {
         contradiction!(ExpandKeysBackward(of) => of.heads = 0, "not whole heads of 0"),
         contradiction!(CachedAttention(of) => of.shape.kv_heads = 0, "do not divide into 0 groups"),
         contradiction!(CachedAttention(of) => widen_values(of), "no part of keys"),
+        contradiction!(Attention(of) => of.sinks = None, "there are no `sinks`"),
+        contradiction!(AttentionBackward(of) => of.sinks = None, "and there are none"),
+        contradiction!(AttentionBackward(of) => of.lse = None, "given together"),
+        contradiction!(FlashAttentionBackward(of) => of.sinks = None, "and there are none"),
     ];
     for (heads, message) in [
         (0, "not whole heads of 0"),
@@ -158,11 +179,14 @@ fn of_heads() -> Vec<Contradiction> {
         contradiction!(CachedAttention(of) => of.shape.window = Some(0), no_keys),
     ]);
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let (scale, message) = (Some(ScoreScale::new(scale)), "a positive number");
+        let (scale, message) = (Some(Positive::new(scale)), "a positive number");
         all.extend([
             contradiction!(Attention(of) => of.shape.scale = scale, message),
             contradiction!(FlashAttention(of) => of.shape.scale = scale, message),
             contradiction!(CachedAttention(of) => of.shape.scale = scale, message),
+            contradiction!(Attention(of) => of.shape.cap = scale, "capped at a positive number"),
+            contradiction!(FlashAttention(of) => of.shape.cap = scale, "capped at a positive number"),
+            contradiction!(CachedAttention(of) => of.shape.cap = scale, "capped at a positive number"),
         ]);
     }
     all

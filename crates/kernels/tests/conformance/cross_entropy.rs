@@ -1,4 +1,4 @@
-//! Cross-entropy with its gradient in place of the logits.
+//! Cross-entropy with its gradient in place of the logits, and the cap of logits.
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
@@ -26,6 +26,7 @@ struct CrossEntropy {
     range: f64,
     masked: Masked,
     scale: Option<f32>,
+    cap: Option<f32>,
 }
 
 impl CrossEntropy {
@@ -71,7 +72,11 @@ impl CrossEntropy {
     }
 
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
-        let logits = variable(&self.logits())?;
+        let given = variable(&self.logits())?;
+        let logits = match self.cap {
+            Some(cap) => capped(&given, cap)?,
+            None => given.as_tensor().clone(),
+        };
         let targets = constant(&self.targets())?.unsqueeze(1)?;
         let counted = targets.ge(0.0)?.to_dtype(CandleType::F64)?;
         let ids = targets.maximum(0.0)?.to_dtype(CandleType::U32)?;
@@ -79,7 +84,7 @@ impl CrossEntropy {
         let sums = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(1)?;
         let losses = ((sums.log()? + largest)? - logits.gather(&ids, 1)?)?.mul(&counted)?;
         let scale = (losses.ones_like()? * f64::from(self.scale.unwrap_or(1.0)))?;
-        let mut found = gradients(&losses, &scale, &[&logits])?;
+        let mut found = gradients(&losses, &scale, &[&given])?;
         Ok([values(&losses)?, found.remove(0)])
     }
 }
@@ -96,6 +101,7 @@ impl Case for CrossEntropy {
             logits: logits.view_mut(),
             targets: targets.view(),
             scale: scale.as_ref().map(Tensor::view),
+            cap: self.cap,
         })?;
         let gradient = device.take(&logits);
         let others = Host::new(self.dtype, gradient.dims, self.others(gradient.values()));
@@ -105,15 +111,57 @@ impl Case for CrossEntropy {
     fn expected(&self) -> Vec<Expected> {
         let [losses, dlogits] = self.oracle().unwrap();
         let others = self.others(dlogits.clone());
+        // Where a cap is reached, its slope is 1 less what is nearly 1.
+        let scale = f64::from(self.scale.unwrap_or(1.0));
+        let terms = self.cap.map_or(0.0, |_| scale);
         vec![
             Expected::new("cross_entropy: losses", losses, Rule::Standard),
-            Expected::new("cross_entropy: gradient", dlogits, Rule::Standard),
+            Expected::new("cross_entropy: gradient", dlogits, Rule::Standard).with_terms(terms),
             Expected::new(
                 "cross_entropy: gradient beside the targets",
                 others,
                 Rule::Standard,
-            ),
+            )
+            .with_terms(terms),
         ]
+    }
+}
+
+/// cap tanh(x / cap), in f64.
+fn capped(x: &candle_core::Tensor, cap: f32) -> Result<candle_core::Tensor> {
+    let cap = f64::from(cap);
+    (x / cap)?.tanh()? * cap
+}
+
+#[derive(Debug)]
+struct SoftCap {
+    dtype: DType,
+    elements: usize,
+    range: f64,
+}
+
+impl SoftCap {
+    const CAP: f32 = 30.0;
+
+    fn x(&self) -> Host {
+        Host::random(self.dtype, [self.elements], self.range, 1)
+    }
+}
+
+impl Case for SoftCap {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let mut x = device.put(&self.x());
+        device.run(kernels::SoftCap {
+            x: x.view_mut(),
+            cap: SoftCap::CAP,
+        })?;
+        Ok(vec![device.take(&x)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let x = constant(&self.x()).unwrap();
+        let y = values(&capped(&x, SoftCap::CAP).unwrap()).unwrap();
+        vec![Expected::new("soft_cap", y, Rule::Standard)]
     }
 }
 
@@ -121,12 +169,14 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, vocabulary) in [(1, 131), (37, 131), (37, 2), (5, 33_000)] {
         let mean = Some(1.0 / tokens as f32);
-        for (range, masked, scale) in [
-            (4.0, Masked::None, mean),
-            (1000.0, Masked::Some, mean),
-            (4.0, Masked::Some, mean),
-            (4.0, Masked::All, mean),
-            (4.0, Masked::Some, None),
+        for (range, masked, scale, cap) in [
+            (4.0, Masked::None, mean, None),
+            (1000.0, Masked::Some, mean, None),
+            (4.0, Masked::Some, mean, None),
+            (4.0, Masked::All, mean, None),
+            (4.0, Masked::Some, None, None),
+            (4.0, Masked::Some, mean, Some(3.0)),
+            (1000.0, Masked::Some, None, Some(30.0)),
         ] {
             cases.push(Box::new(CrossEntropy {
                 dtype,
@@ -135,8 +185,16 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 range,
                 masked,
                 scale,
+                cap,
             }));
         }
+    }
+    for (elements, range) in [(1, 2.0), (131, 2.0), (40_000, 200.0)] {
+        cases.push(Box::new(SoftCap {
+            dtype,
+            elements,
+            range,
+        }));
     }
     cases
 }

@@ -6,8 +6,8 @@ use crate::device::{Device, Tensor};
 use crate::host::Host;
 use half::bf16;
 use kernels::quantise::SIGNED;
-use kernels::{DequantiseBytes, DequantiseNf4, KernelError};
-use memory::DType;
+use kernels::{DequantiseBytes, DequantiseMxfp4, DequantiseNf4, KernelError};
+use memory::{Codes, DType};
 
 /// The quantiles of the normal distribution that the authors of QLoRA publish.
 const NF4: [f64; 16] = [
@@ -29,9 +29,12 @@ const NF4: [f64; 16] = [
     1.0,
 ];
 
+/// The magnitudes of numbers of 4 bits, as the OCP's specification of MX formats lists them.
+const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
 #[derive(Debug)]
 struct Dequantise {
-    is_nf4: bool,
+    kind: Codes,
     dtype: DType,
     elements: usize,
     seed: u64,
@@ -43,13 +46,31 @@ impl Dequantise {
         Host::new(DType::U8, [count], ids)
     }
 
-    /// Codes, `absmax`, and of 4-bit codes the codes of `absmax` and the offset.
+    /// Codes, `absmax`, and of NF4 the codes of `absmax` and the offset; of MXFP4 codes and exponents.
     fn tensors(&self) -> Vec<Host> {
         let absmax = |blocks: usize| Host::random(DType::F32, [blocks], 0.1, self.seed);
         let n = self.elements;
-        match self.is_nf4 {
-            false => vec![self.bytes(n, 1), absmax(n.div_ceil(256))],
-            true => {
+        match self.kind {
+            Codes::EightBit => vec![self.bytes(n, 1), absmax(n.div_ceil(256))],
+            Codes::Mxfp4 => {
+                let blocks = n.div_ceil(32);
+                // The least and the most that a block has, then any.
+                let exponents = self.bytes(blocks, 2).values().into_iter().enumerate();
+                let exponent = |(block, any): (usize, f64)| match block % 7 {
+                    0 => 127.0,
+                    1 => 0.0,
+                    2 => 1.0,
+                    3 => 2.0,
+                    4 => 252.0,
+                    _ => any.min(252.0),
+                };
+                let exponents: Vec<f64> = exponents.map(exponent).collect();
+                vec![
+                    self.bytes(n.div_ceil(2), 1),
+                    Host::new(DType::U8, [blocks], exponents),
+                ]
+            }
+            Codes::Nf4 => {
                 let blocks = n.div_ceil(64);
                 vec![
                     self.bytes(n.div_ceil(2), 1),
@@ -65,9 +86,15 @@ impl Dequantise {
     fn value(&self, tensors: &[Vec<f64>], at: usize) -> f64 {
         let f32_of = |x: f64| f64::from(x as f32);
         let entry = |code: f64| f64::from(SIGNED.values[code as usize]);
-        let value = match self.is_nf4 {
-            false => f32_of(entry(tensors[0][at]) * tensors[1][at / 256]),
-            true => {
+        let value = match self.kind {
+            Codes::EightBit => f32_of(entry(tensors[0][at]) * tensors[1][at / 256]),
+            Codes::Mxfp4 => {
+                let byte = tensors[0][at / 2] as usize;
+                let code = [byte % 16, byte / 16][at % 2];
+                let value = E2M1[code % 8] * (tensors[1][at / 32] - 127.0).exp2();
+                if code < 8 { value } else { -value }
+            }
+            Codes::Nf4 => {
                 let byte = tensors[0][at / 2] as usize;
                 let code = [byte / 16, byte % 16][at % 2];
                 let block = at / 64;
@@ -87,15 +114,20 @@ impl Case for Dequantise {
         let tensors = self.tensors();
         let tensors: Vec<Tensor> = tensors.iter().map(|host| device.put(host)).collect();
         let mut out = device.room(self.dtype, [self.elements]);
-        match &tensors[..] {
-            [codes, absmax, absmax_codes, offset] => device.run(DequantiseNf4 {
+        match (&tensors[..], self.kind) {
+            ([codes, exponents], Codes::Mxfp4) => device.run(DequantiseMxfp4 {
+                out: out.view_mut(),
+                codes: codes.view(),
+                exponents: exponents.view(),
+            }),
+            ([codes, absmax, absmax_codes, offset], _) => device.run(DequantiseNf4 {
                 out: out.view_mut(),
                 codes: codes.view(),
                 absmax_codes: absmax_codes.view(),
                 absmax: absmax.view(),
                 offset: offset.view(),
             }),
-            tensors => device.run(DequantiseBytes {
+            (tensors, _) => device.run(DequantiseBytes {
                 out: out.view_mut(),
                 codes: tensors[0].view(),
                 absmax: tensors[1].view(),
@@ -107,9 +139,10 @@ impl Case for Dequantise {
     fn expected(&self) -> Vec<Expected> {
         let tensors: Vec<Vec<f64>> = self.tensors().iter().map(Host::values).collect();
         let values = (0..self.elements).map(|at| self.value(&tensors, at));
-        let name = match self.is_nf4 {
-            true => "dequantise_nf4",
-            false => "dequantise_bytes",
+        let name = match self.kind {
+            Codes::Nf4 => "dequantise_nf4",
+            Codes::EightBit => "dequantise_bytes",
+            Codes::Mxfp4 => "dequantise_mxfp4",
         };
         vec![Expected::new(name, values.collect(), Rule::Exact)]
     }
@@ -120,9 +153,9 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let sizes = [1, 37, 64, 256, 1001, 40_003];
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (seed, elements) in (6000..).zip(sizes) {
-        for is_nf4 in [false, true] {
+        for kind in [Codes::EightBit, Codes::Nf4, Codes::Mxfp4] {
             cases.push(Box::new(Dequantise {
-                is_nf4,
+                kind,
                 dtype,
                 elements,
                 seed,

@@ -1,15 +1,16 @@
 //! Causal attention without stored scores: documents, dropout, forward and backward.
 
 use crate::DTYPES;
-use crate::attention::{Attention, Scores, shape, two_widths, windowed, with_values};
+use crate::attention::{Attention, Scores, capped, shape, two_widths, windowed, with_values};
 use crate::case::{Case, judge, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing, emulating_hopper, of_hopper_kind};
 use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
-use crate::oracle::{constant, gradients, softmax, values, variable};
+use crate::oracle::{Elements, constant, gradients, values, variable};
+use crate::sinks::{self, PlacedSinks, Sinks};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target};
+use kernels::{AttentionShape, FlashAttentionBackward, FlashOptions, Init, KernelError, Target};
 use memory::{DType, In, Out};
 
 #[derive(Debug)]
@@ -88,6 +89,7 @@ impl FlashAttention {
         out: Option<Out>,
         lse: Option<Out>,
         [q, k, v]: [In; 3],
+        sinks: &Option<PlacedSinks>,
     ) -> std::result::Result<(), KernelError> {
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
@@ -102,6 +104,7 @@ impl FlashAttention {
             q,
             k,
             v,
+            sinks: sinks::view(sinks),
             shape,
             options,
         })?;
@@ -109,13 +112,14 @@ impl FlashAttention {
         Ok(())
     }
 
-    /// Writes dq, dk and dv.
+    /// Writes dq, dk and dv, and the gradient of sinks.
     pub fn run_backward(
         &self,
         device: &Device,
         [dq, dk, dv]: [Out; 3],
         [q, k, v]: [In; 3],
         [out, lse]: [&Tensor; 2],
+        sinks: &mut Option<PlacedSinks>,
     ) -> std::result::Result<(), KernelError> {
         let attention = &self.attention;
         let documents = self.put_documents(device);
@@ -123,10 +127,14 @@ impl FlashAttention {
         let (target, shape) = (device.kernels.target(), attention.shape);
         let [_, elements] = self.scratch_elements(target);
         let mut scratch = device.room(DType::F32, [elements]);
+        let (sinks, dsinks) = sinks.as_mut().map(PlacedSinks::parts).unzip();
+        let (dsinks, dsinks_init) = dsinks.flatten().unzip();
         device.run(FlashAttentionBackward {
             dq,
             dk,
             dv,
+            dsinks,
+            dsinks_init: dsinks_init.unwrap_or(Init::Overwrite),
             scratch: scratch.view_mut(),
             dout: device.put(&attention.dout()).view(),
             out: out.view(),
@@ -134,6 +142,7 @@ impl FlashAttention {
             q,
             k,
             v,
+            sinks,
             shape,
             options: self.options(&documents, &placed),
         })?;
@@ -156,24 +165,25 @@ impl FlashAttention {
         CandleTensor::from_vec(mask, (batch, 1, seq, seq), &CandleDevice::Cpu)
     }
 
-    /// Statistics, output, dq, dk, dv.
-    fn oracle(&self) -> Result<[Vec<f64>; 5]> {
+    /// Statistics, output, and the gradients of q, k, v and of sinks.
+    fn oracle(&self) -> Result<([Elements; 2], Vec<Elements>)> {
         let attention = &self.attention;
         let [q, k, v] = attention.qkv();
         let variables = [variable(&q)?, variable(&k)?, variable(&v)?];
         let [q, k, v] = attention.by_head(variables.each_ref().map(Var::as_tensor))?;
-        let scores = (q.matmul(&k.t()?)? * attention.scale())?.broadcast_add(&self.mask()?)?;
-        let largest = scores.max_keepdim(3)?;
-        let sums = scores.broadcast_sub(&largest)?.exp()?.sum_keepdim(3)?;
-        let lse = (sums.log()? + largest)?;
-        let out = (softmax(&scores)? * attention.kept()?)?
+        let scores = attention
+            .capped_scores(&q, &k)?
+            .broadcast_add(&self.mask()?)?;
+        let sinks = attention.sinks_variable()?;
+        let [probs, lse] = attention.probabilities(&scores, sinks.as_ref())?;
+        let out = (probs * attention.kept()?)?
             .matmul(&v)?
             .permute((0, 2, 1, 3))?
             .reshape(&attention.shape.out())?;
         let dout = constant(&attention.dout())?;
-        let mut found = gradients(&out, &dout, &variables.each_ref())?.into_iter();
-        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
-        Ok([values(&lse)?, values(&out)?, dq, dk, dv])
+        let variables: Vec<&Var> = variables.iter().chain(&sinks).collect();
+        let found = gradients(&out, &dout, &variables)?;
+        Ok(([values(&lse)?, values(&out)?], found))
     }
 }
 
@@ -184,19 +194,28 @@ impl Case for FlashAttention {
         let mut lse = device.room(DType::F32, self.lse_dims());
         let (out_view, lse_view) = (out.view_mut(), lse.view_mut());
         let qkv = qkv.each_ref().map(Tensor::view);
-        self.run_forward(device, Some(out_view), Some(lse_view), qkv)?;
+        let mut sinks = self.attention.place_sinks(device);
+        self.run_forward(device, Some(out_view), Some(lse_view), qkv, &sinks)?;
         let shape = self.attention.shape;
         let mut gradients =
             [shape.q(), shape.k(), shape.v()].map(|dims| device.room(self.attention.dtype, dims));
         let written = gradients.each_mut().map(Tensor::view_mut);
-        self.run_backward(device, written, qkv, [&out, &lse])?;
+        self.run_backward(device, written, qkv, [&out, &lse], &mut sinks)?;
         let results = [&lse, &out].into_iter().chain(&gradients);
-        Ok(results.map(|tensor| device.take(tensor)).collect())
+        let results = results.map(|tensor| device.take(tensor));
+        let dsinks = sinks.and_then(|placed| placed.take_gradient(device));
+        Ok(results.chain(dsinks).collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
         let Attention { shape, scores, .. } = self.attention;
-        let [lse, out, dq, dk, dv] = self.oracle().unwrap();
+        let ([lse, out], found) = self.oracle().unwrap();
+        let mut found = found.into_iter();
+        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
+        let dsinks = found.next().and_then(|dsinks| {
+            let name = "flash_attention_backward: dsinks";
+            self.attention.expected_dsinks(name, &lse, dsinks)
+        });
         // Where queries see one token or two, or heed one, scores have hardly a gradient: what cancels is a product of
         // dout and v.
         let vanish = shape.reach() <= 2 || !matches!(scores, Scores::Random(_));
@@ -206,7 +225,7 @@ impl Case for FlashAttention {
             0.0
         };
         // Tensor cores multiply bf16: probabilities are rounded before they weigh values, or dout.
-        vec![
+        let mut expected = vec![
             Expected::new("flash_attention: lse", lse, Rule::Standard),
             Expected::new("flash_attention: out", out, Rule::Standard)
                 .with_exception(Target::Cuda, Rule::Chained),
@@ -215,7 +234,9 @@ impl Case for FlashAttention {
             Expected::new("flash_attention_backward: dk", dk, Rule::Chained).with_terms(terms),
             Expected::new("flash_attention_backward: dv", dv, Rule::Standard)
                 .with_exception(Target::Cuda, Rule::Chained),
-        ]
+        ];
+        expected.extend(dsinks);
+        self.attention.allowing_underflow(expected)
     }
 }
 
@@ -255,6 +276,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
         dtype,
         shape: shape(sizes),
         scores,
+        sinks: None,
         dropout,
     };
     let attention = |sizes, scores| dropped(sizes, scores, None);
@@ -329,6 +351,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
                 dtype,
                 shape,
                 scores: random,
+                sinks: None,
                 dropout: dropout(probability).filter(|_| probability > 0.0),
             },
             lengths: if number < 3 { vec![] } else { vec![70, 20] },
@@ -343,6 +366,81 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
         let dropout = dropout(probability);
         cases.push(FlashAttention::plain(dropped(sizes, random, dropout)));
     }
+    cases.extend(with_caps(dtype));
+    cases.extend(with_sinks(dtype));
+    cases
+}
+
+/// Caps that scores are far below, reach, and are far beyond; with windows, documents, dropout, two widths and sinks; query heads in parts.
+fn with_caps(dtype: DType) -> Vec<FlashAttention> {
+    let of = |shape, range, sinks, lengths: &[usize], probability| FlashAttention {
+        attention: Attention {
+            dtype,
+            shape,
+            scores: Scores::Random(range),
+            sinks,
+            dropout: (probability > 0.0).then_some(Dropped {
+                probability,
+                key: 5,
+            }),
+        },
+        lengths: lengths.to_vec(),
+    };
+    let [among, accumulated, ..] = Sinks::EVERY.map(Some);
+    let windowed = |sizes, cap, window| AttentionShape {
+        window: Some(window),
+        ..capped(sizes, cap)
+    };
+    let narrow = AttentionShape {
+        v_head_dim: 12,
+        ..windowed([1, 65, 2, 1, 40], 3.0, 33)
+    };
+    vec![
+        of(capped([3, 1, 4, 2, 20], 1.0), 1.5, None, &[], 0.0),
+        of(capped([2, 70, 4, 2, 20], 30.0), 1.5, None, &[], 0.0),
+        of(capped([1, 140, 2, 1, 64], 1.0), 1.5, None, &[], 0.0),
+        of(capped([1, 70, 1, 1, 128], 2.0), 4.0, None, &[33, 1], 0.1),
+        of(
+            windowed([1, 140, 2, 1, 256], 0.7, 30),
+            1.5,
+            among,
+            &[70, 5, 40],
+            0.1,
+        ),
+        of(narrow, 1.5, accumulated, &[], 0.0),
+        of(capped([16, 70, 3, 1, 8], 0.5), 1.5, None, &[], 0.0),
+    ]
+}
+
+/// Sinks of every kind in groups of heads; queries that see themselves alone; windows that documents cut, with dropout; heads of every
+/// width, and query heads in parts.
+fn with_sinks(dtype: DType) -> Vec<FlashAttention> {
+    let of = |shape, sinks, lengths: &[usize], probability| FlashAttention {
+        attention: Attention {
+            dtype,
+            shape,
+            scores: Scores::Random(1.5),
+            sinks: Some(sinks),
+            dropout: (probability > 0.0).then_some(Dropped {
+                probability,
+                key: 5,
+            }),
+        },
+        lengths: lengths.to_vec(),
+    };
+    let [among, accumulated, above, ..] = Sinks::EVERY;
+    let mut cases: Vec<FlashAttention> = Sinks::EVERY
+        .into_iter()
+        .map(|sinks| of(shape([2, 70, 4, 2, 20]), sinks, &[], 0.0))
+        .collect();
+    cases.extend([
+        of(shape([3, 1, 4, 2, 20]), among, &[], 0.0),
+        of(windowed([1, 70, 2, 1, 40], 1), accumulated, &[], 0.0),
+        of(windowed([2, 140, 2, 1, 64], 30), among, &[70, 5, 40], 0.1),
+        of(shape([1, 100, 2, 1, 128]), above, &[33, 1], 0.0),
+        of(shape([1, 70, 2, 1, 256]), accumulated, &[], 0.0),
+        of(shape(many_blocks(dtype)), among, &[], 0.0),
+    ]);
     cases
 }
 
@@ -380,6 +478,7 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
                     ..with_values([1, seq, heads, 1, qk], v, None)
                 },
                 scores: Scores::Random(1.5),
+                sinks: None,
                 dropout: (probability > 0.0).then_some(Dropped {
                     probability,
                     key: 5,
@@ -387,6 +486,11 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
             },
             lengths: lengths.to_vec(),
         };
+    let with_sinks = WIDTHS.map(|widths| {
+        let mut case = of((260, 2, Some(66), &[70, 5, 40], 0.1), widths);
+        case.attention.sinks = Some(Sinks::EVERY[1]);
+        case
+    });
     let following = WIDTHS.map(|widths| {
         let mut case = of((400, 1, None, &[], 0.0), widths);
         case.attention.scores = Scores::Whole(4.0);
@@ -400,6 +504,7 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
         dtype,
         shape: shape([64, 200, 3, 1, 40]),
         scores: Scores::Random(1.5),
+        sinks: None,
         dropout: None,
     });
     // No whole chunks of a width that no other case has.
@@ -407,9 +512,11 @@ fn widths_of_hopper(dtype: DType) -> Vec<FlashAttention> {
         dtype,
         shape: with_values([1, 130, 2, 1, 187], 91, None),
         scores: Scores::Random(1.5),
+        sinks: None,
         dropout: None,
     });
-    let others = following.into_iter().chain([in_parts, ragged]);
+    let others = following.into_iter().chain(with_sinks);
+    let others = others.chain([in_parts, ragged]);
     cases.chain(others).collect()
 }
 
@@ -419,6 +526,7 @@ pub fn has_own_bits(device: &Device) {
         dtype: DType::BF16,
         shape: shape([1, 129, 2, 1, 64]),
         scores: Scores::Random(1.5),
+        sinks: None,
         dropout: None,
     });
     let own = run(&case, device);
@@ -484,6 +592,7 @@ fn scores_of_thousands_do_not_overflow() {
                 dtype,
                 shape: shape([2, 150, 4, 2, width]),
                 scores: Scores::Whole(64.0),
+                sinks: None,
                 dropout: None,
             });
             let outputs = run(&case, &device);
@@ -515,6 +624,7 @@ fn plain(dtype: DType, head_dim: usize, dropout: Option<Dropped>) -> FlashAttent
         dtype,
         shape: shape([2, 150, 4, 2, head_dim]),
         scores: Scores::Random(1.0),
+        sinks: None,
         dropout,
     })
 }
@@ -563,6 +673,7 @@ fn a_window_as_long_as_the_sequence_changes_no_bit() {
                     dtype,
                     shape: window.map_or(shape(sizes), |window| windowed(sizes, window)),
                     scores: Scores::Random(1.0),
+                    sinks: None,
                     dropout: None,
                 };
                 let flash = FlashAttention::plain(attention());
@@ -593,6 +704,7 @@ fn dropout_keeps_the_share_that_it_should() {
                 dtype: DType::F32,
                 shape,
                 scores: Scores::Random(1.0),
+                sinks: None,
                 dropout: Some(Dropped { probability, key }),
             });
             let constant = |width, value| {
@@ -609,6 +721,7 @@ fn dropout_keeps_the_share_that_it_should() {
                 Some(out.view_mut()),
                 None,
                 [&q, &k, &v].map(Tensor::view),
+                &None,
             )
             .unwrap();
             let shares = device.take(&out).values();

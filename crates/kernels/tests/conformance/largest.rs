@@ -123,6 +123,7 @@ fn norms_and_gelu(device: &Device, host: &Host) -> Result<(), KernelError> {
             form,
             x: x.view(),
             weight: weight.view(),
+            plus_one: false,
             eps,
         })
     })?;

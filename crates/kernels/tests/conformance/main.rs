@@ -56,6 +56,7 @@ mod rms_norm;
 mod rotary;
 mod router;
 mod scaled_mm;
+mod sinks;
 mod sum_in_order;
 mod swiglu;
 

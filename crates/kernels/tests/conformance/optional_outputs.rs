@@ -6,32 +6,38 @@ use crate::device::{Device, Tensor, computing, of_hopper_kind};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
+use crate::sinks::{self, Sinks};
 use kernels::{LayerNorm, OutputForm};
 use memory::DType;
 
-/// The output and the probabilities, as far as they are wanted.
-fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Option<Host>; 2] {
+/// The output, the probabilities and the logarithms of sums, as far as they are wanted; the last with sinks alone.
+fn attention(case: &Attention, device: &Device, [out, probs, lse]: [bool; 3]) -> [Option<Host>; 3] {
     let [q, k, v] = case.qkv().map(|host| device.put(&host));
     let mut out = out.then(|| device.room(case.dtype, case.shape.out()));
     let mut probs = probs.then(|| device.room(case.dtype, case.shape.probs()));
+    let sinks = case.place_sinks(device);
+    let lse = lse && sinks.is_some();
+    let mut lse = lse.then(|| device.room(DType::F32, case.shape.statistics()));
     let mut scratch = case.scratch(device, probs.is_some());
     let placed = Dropped::put(case.dropout, device);
-    let outputs =
-        [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
-    let [out_view, probs_view] = outputs;
+    let outputs = [&mut out, &mut probs, &mut lse];
+    let outputs = outputs.map(|output| output.as_mut().map(|output| output.view_mut()));
+    let [out_view, probs_view, lse_view] = outputs;
     let called = device.run(kernels::Attention {
         out: out_view,
         probs: probs_view,
+        lse: lse_view,
         scratch: scratch.view_mut(),
         q: q.view(),
         k: k.view(),
         v: v.view(),
+        sinks: sinks::view(&sinks),
         shape: case.shape,
         dropout: placed.view(),
     });
     called.unwrap();
     device.take(&scratch);
-    [out, probs].map(|output| output.map(|output| device.take(&output)))
+    [out, probs, lse].map(|output| output.map(|output| device.take(&output)))
 }
 
 #[test]
@@ -40,30 +46,39 @@ fn attention_without_an_output() {
         for device in computing(dtype) {
             device.memory.set_poison(true);
             let sizes = [[1, 1, 1, 1, 20], [2, 37, 8, 1, 20], [1, 150, 4, 2, 33]];
-            for (sizes, probability) in sizes
+            let variants = [
+                (None, None),
+                (Some(0.1), None),
+                (Some(0.1), Some(Sinks::EVERY[0])),
+            ];
+            for (sizes, (probability, sinks)) in sizes
                 .into_iter()
-                .flat_map(|sizes| [None, Some(0.1)].map(|probability| (sizes, probability)))
+                .flat_map(|sizes| variants.map(|variant| (sizes, variant)))
             {
                 let case = Attention {
                     dtype,
                     shape: shape(sizes),
                     scores: Scores::Random(2.0),
+                    sinks,
                     dropout: probability.map(|probability| Dropped {
                         probability,
                         key: 7,
                     }),
                 };
-                let both = attention(&case, &device, [true, true]);
-                assert!(both.iter().all(Option::is_some));
-                let [out, probs] =
-                    [[true, false], [false, true]].map(|wanted| attention(&case, &device, wanted));
-                assert!(out[0] == both[0], "{}: out alone of {case:?}", device.name);
-                assert!(
-                    probs[1] == both[1],
-                    "{}: probs alone of {case:?}",
-                    device.name
-                );
-                assert_eq!(attention(&case, &device, [false, false]), [None, None]);
+                let all = attention(&case, &device, [true; 3]);
+                assert_eq!(all[2].is_some(), case.sinks.is_some());
+                for combination in 0..8 {
+                    let wanted = [1, 2, 4].map(|bit| combination & bit != 0);
+                    let some = attention(&case, &device, wanted);
+                    for (index, output) in some.iter().enumerate() {
+                        let expected = all[index].as_ref().filter(|_| wanted[index]);
+                        assert!(
+                            output.as_ref() == expected,
+                            "{}: {wanted:?} of {case:?}",
+                            device.name
+                        );
+                    }
+                }
             }
         }
     }
@@ -82,12 +97,14 @@ pub fn flash_attention(
         [&mut out, &mut lse].map(|output| output.as_mut().map(|output| output.view_mut()));
     let qkv = case.attention.qkv().map(|host| device.put(&host));
     let qkv = qkv.each_ref().map(Tensor::view);
-    case.run_forward(device, out_view, lse_view, qkv).unwrap();
+    let sinks = case.attention.place_sinks(device);
+    case.run_forward(device, out_view, lse_view, qkv, &sinks)
+        .unwrap();
     [out, lse].map(|output| output.map(|output| device.take(&output)))
 }
 
 /// Heads of every width that a kernel is compiled for, in more than a block of queries, and in the first of them documents and
-/// dropout. No forward pass is in parts.
+/// dropout, with sinks and without. No forward pass is in parts.
 fn flash_cases(dtype: DType) -> Vec<FlashAttention> {
     let case = |head_dim, probability| {
         let dropout = (probability > 0.0).then_some(Dropped {
@@ -98,15 +115,17 @@ fn flash_cases(dtype: DType) -> Vec<FlashAttention> {
             dtype,
             shape: shape([2, 131, 2, 1, head_dim]),
             scores: Scores::Random(1.5),
+            sinks: None,
             dropout,
         })
     };
     let mut cases: Vec<FlashAttention> = [20, 33, 128, 256].map(|width| case(width, 0.0)).into();
-    let lengths = vec![5, 1, 30, 64];
-    cases.push(FlashAttention {
-        lengths,
-        ..case(20, 0.1)
-    });
+    for sinks in [None, Some(Sinks::EVERY[0])] {
+        let mut case = case(20, 0.1);
+        case.attention.sinks = sinks;
+        case.lengths = vec![5, 1, 30, 64];
+        cases.push(case);
+    }
     cases
 }
 
@@ -149,6 +168,7 @@ fn rms_norm(
             form: OutputForm::Values,
             x: x.view(),
             weight: weight.view(),
+            plus_one: false,
             eps: 1e-5,
         })
         .unwrap();

@@ -3,6 +3,9 @@
 use crate::host::Host;
 use candle_core::{Device, Result, Tensor, Var};
 
+/// The elements of a tensor in row-major order.
+pub type Elements = Vec<f64>;
+
 /// A tensor that no gradient is asked of.
 pub fn constant(host: &Host) -> Result<Tensor> {
     Tensor::from_vec(host.values(), host.dims.as_slice(), &Device::Cpu)

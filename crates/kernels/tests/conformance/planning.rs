@@ -41,6 +41,7 @@ fn products_count_in_the_phase_that_asks_for_them() {
         dtype: DType::F32,
         shape: shape([2, 37, 6, 2, 20]),
         scores: Scores::Random(1.0),
+        sinks: None,
         dropout: None,
     };
     let forward = device.memory.enter(Phase::Forward, Layer::Block(0));

@@ -9,8 +9,9 @@ use crate::flash_attention::FlashAttention;
 use crate::grouped_products::{self, Experts, Rows};
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
+use crate::sinks::Sinks;
 use crate::{DTYPES, case};
-use kernels::AttentionShape;
+use kernels::{AttentionShape, Positive};
 use memory::DType;
 use proptest::collection;
 use proptest::option;
@@ -66,6 +67,21 @@ fn v_head_dims() -> impl Strategy<Value = Option<usize>> {
 
 fn scales() -> impl Strategy<Value = Option<f32>> {
     prop_oneof![Just(None), (0.05f32..0.5).prop_map(Some)]
+}
+
+/// Mostly none: with one CUDA has kernels for the widest heads alone.
+fn caps() -> impl Strategy<Value = Option<f32>> {
+    prop_oneof![3 => Just(None), 1 => (0.5f32..5.0).prop_map(Some)]
+}
+
+fn sinks() -> impl Strategy<Value = Option<Sinks>> {
+    let gradient = (
+        select(&DTYPES[..]),
+        select(&[Start::Overwrite, Start::Accumulate][..]),
+    );
+    let learning = (-3.0..3.0, gradient)
+        .prop_map(|(around, (dtype, start))| Some(Sinks::learning(around, dtype, start)));
+    prop_oneof![Just(None), learning]
 }
 
 /// Compute type, then types of `out`, `a`, `b`.
@@ -131,12 +147,14 @@ proptest! {
         range in 0.5..2.0,
         window in windows(),
         scale in scales(),
+        cap in caps(),
+        sinks in sinks(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
         let sizes = [batch, seq, kv_heads * group, kv_heads, head_dim];
-        let shape = AttentionShape { window, ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
-        hold(&Attention { dtype, shape, scores: Scores::Random(range), dropout }, dtype);
+        let shape = AttentionShape { window, cap: cap.map(Positive::new), ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
+        hold(&Attention { dtype, shape, scores: Scores::Random(range), sinks, dropout }, dtype);
     }
 
     /// Shapes span several blocks of queries and keys, with documents of up to some length and with dropout.
@@ -151,12 +169,14 @@ proptest! {
         longest in 6..150usize,
         window in windows(),
         scale in scales(),
+        cap in caps(),
+        sinks in sinks(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
         let sizes = [batch, seq, kv_heads * group, kv_heads, head_dim];
-        let shape = AttentionShape { window, ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
-        let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
+        let shape = AttentionShape { window, cap: cap.map(Positive::new), ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
+        let attention = Attention { dtype, shape, scores: Scores::Random(1.5), sinks, dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
         hold(&FlashAttention { attention, lengths }, dtype);
     }
@@ -171,17 +191,19 @@ proptest! {
         v_head_dim in v_head_dims(),
         window in windows(),
         scale in scales(),
+        cap in caps(),
+        sinks in sinks(),
         dropout in dropouts(),
     ) {
         let sizes = [1, seq, kv_heads * group, kv_heads, head_dim];
-        let shape = AttentionShape { window, ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
+        let shape = AttentionShape { window, cap: cap.map(Positive::new), ..with_values(sizes, v_head_dim.unwrap_or(head_dim), scale) };
         let scores = Scores::Random(1.5);
-        let case = || Attention { dtype: DType::F32, shape, scores, dropout };
+        let case = || Attention { dtype: DType::F32, shape, scores, sinks, dropout };
         for device in computing(DType::F32) {
             device.memory.set_poison(true);
             let eager = case::run(&case(), &device);
             let flash = case::run(&FlashAttention::plain(case()), &device);
-            // Out, dq, dk, dv: before them eager has two outputs of probabilities, flash one of statistics.
+            // Out and gradients: before them eager has two outputs of probabilities, flash one of statistics.
             for (eager, flash) in eager[2..].iter().zip(&flash[1..]) {
                 let expected = Expected::new("flash", eager.values(), Rule::Chained);
                 expected.judge(flash, device.kernels.target()).unwrap();

@@ -38,6 +38,7 @@ adamw: gradients type, parameters type?
 add_bias: out gaps, out[0]
 add_positions: table[0], x[0]?
 add_positions_backward: dtable type, dtable[0], dx type, dx[0]?
+attention_backward: dsinks type
 balance_loss: lengths[0]?
 bias_backward: dy gaps, dy type, dy[0], out type?
 bias_dropout_add: out type?, out[0]?, out[1]?
@@ -47,12 +48,16 @@ copy: out gaps, out type, x gaps, x type
 count_choices: counts[0]?, counts[1], ids[0]?, ids[1]
 cross_entropy: logits type, logits[1]
 dequantise_bytes: out rank, out type
+dequantise_mxfp4: out rank, out type, out[0]?
 dequantise_nf4: out rank, out type, out[0]?
 divide_by_norm: x type, x[0]
 embedding: table[0]
 embedding_backward: dout type, dtable type, dtable[0]
+expert_bias_dweights: bias[0], ids rank
+expert_bias_gradient: dy type, dy[0], out type, weights rank
 factor_variance: sums[0]
 fill: out rank, out type, out[0]
+flash_attention_backward: dsinks type
 gelu: x type?
 gram: out type?, x gaps, x transposed, x type?, x[1]
 grouped_gradient: dy[0]?, out type?, rows[0]?
@@ -72,18 +77,20 @@ route: lengths[0]?
 route_backward: balance[0]?, dlogits type, lengths[0]?
 router_z_loss: lengths[0]?, logits[1]?
 scaled_matmul: a F8E4M3, a F8E5M2?, b F8E4M3, b F8E5M2?, init added, out type?
+soft_cap: x rank, x type, x[0]
 split_qkv: table[1]?, table[2]?
 step_along: direction type, parameters type?
 store_in_cache: k_cache[0]?, table[1]
 sum: x[0]
 sum_in_order: x[0]
-sum_rows: init added
+sum_rows: bias[0], bias_weights rank, ids rank, init added
 swiglu: gate_up type?
 transpose_codes: x[0]?
 update_squares: gradients type
 variance_scale: grains[0]
 variance_sums: gradients type, gradients[0]?
-weighed_swiglu: weights rank
+weighed_swiglu: bias[0], ids rank, weights rank
+weighed_swiglu_backward: bias[0], ids rank
 weight_squares: parameters type?, parameters[0]?
 ";
 

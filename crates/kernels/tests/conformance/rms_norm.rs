@@ -3,12 +3,12 @@
 use crate::DTYPES;
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start};
+use crate::device::{Device, Start, computing};
 use crate::host::Host;
 use crate::largest::with_codes;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
-use kernels::{KernelError, RmsNormBackward};
+use kernels::{KernelError, OutputForm, RmsNormBackward};
 use memory::DType;
 
 #[derive(Debug)]
@@ -20,6 +20,7 @@ struct RmsNorm {
     hidden: usize,
     /// Largest of the input's entries: where it is small, `eps` counts.
     range: f64,
+    plus_one: bool,
     dx_start: Start,
     dweight_start: Start,
 }
@@ -65,7 +66,8 @@ impl RmsNorm {
         let (x, weight) = (variable(&tensors.x)?, variable(&tensors.weight)?);
         let mean_square: Tensor = (x.sqr()?.sum_keepdim(1)? / self.hidden as f64)?;
         let rstd = (mean_square + f64::from(EPS))?.sqrt()?.recip()?;
-        let y = x.broadcast_mul(&rstd)?.broadcast_mul(&weight)?;
+        let factor = (weight.as_tensor() + f64::from(u8::from(self.plus_one)))?;
+        let y = x.broadcast_mul(&rstd)?.broadcast_mul(&factor)?;
         let mut found = gradients(&y, &constant(&tensors.dy)?, &[&x, &weight])?;
         let dweight = add(
             found.remove(1),
@@ -97,6 +99,7 @@ impl Case for RmsNorm {
                 form,
                 x: x.view(),
                 weight: weight.view(),
+                plus_one: self.plus_one,
                 eps: EPS,
             })
         })?;
@@ -114,6 +117,7 @@ impl Case for RmsNorm {
             dy: dy.view(),
             x: x.view(),
             weight: weight.view(),
+            plus_one: self.plus_one,
             rstd: rstd.view(),
         })?;
         let [rstd, dx, dweight] = [&rstd, &dx, &dweight].map(|tensor| device.take(tensor));
@@ -165,14 +169,14 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             .enumerate()
         {
             // Of much, one distribution for each way to start: it is there for its size.
-            let all = [2.0, 1e-3];
-            let ranges = match tokens * hidden > 30_000 {
-                true => &all[turn..][..1],
+            let all = [(2.0, false), (1e-3, false), (2.0, true)];
+            let some = match tokens * hidden > 30_000 {
+                true => &[all[turn], all[2]][..],
                 false => &all[..],
             };
-            for (range, gradient) in ranges
+            for ((range, plus_one), gradient) in some
                 .iter()
-                .flat_map(|range| DTYPES.map(|gradient| (*range, gradient)))
+                .flat_map(|of| DTYPES.map(|gradient| (*of, gradient)))
             {
                 cases.push(Box::new(RmsNorm {
                     dtype,
@@ -180,6 +184,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                     tokens,
                     hidden,
                     range,
+                    plus_one,
                     dx_start,
                     dweight_start,
                 }));
@@ -187,4 +192,35 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         }
     }
     cases
+}
+
+/// y, where 1 + weight is the factor.
+fn plus_one(device: &Device, x: &Host, weight: &Host) -> Host {
+    let mut y = device.room(x.dtype, x.dims);
+    let called = device.run(kernels::RmsNorm {
+        y: Some(y.view_mut()),
+        rstd: None,
+        form: OutputForm::Values,
+        x: device.put(x).view(),
+        weight: device.put(weight).view(),
+        plus_one: true,
+        eps: EPS,
+    });
+    called.unwrap();
+    device.take(&y)
+}
+
+/// In bf16, 1 + weight would lose most of a small weight.
+#[test]
+fn one_is_added_in_f32_and_y_is_rounded_once() {
+    let x = Host::random(DType::BF16, [37, 288], 2.0, 1);
+    let weight = Host::random(DType::BF16, [288], 0.1, 2);
+    let [wide_x, wide_weight] =
+        [&x, &weight].map(|host| Host::new(DType::F32, host.dims, host.values()));
+    for device in computing(DType::BF16) {
+        let exact = plus_one(&device, &wide_x, &wide_weight);
+        let expected = Host::new(DType::BF16, exact.dims, exact.values());
+        let got = plus_one(&device, &x, &weight);
+        assert!(got == expected, "{}", device.name);
+    }
 }

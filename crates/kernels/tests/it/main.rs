@@ -7,6 +7,7 @@ mod exchanges;
 mod fp8;
 #[cfg(feature = "cuda")]
 mod kernel_times;
+mod mxfp4;
 mod nf4;
 mod quantise;
 mod queues;

@@ -1,7 +1,8 @@
 //! Matrices as codes: NF4 against bitsandbytes (`golden/bitsandbytes/README.md`), and both kinds against the operations.
 
 use kernels::quantise::{
-    dequantise_block, quantise_absmax, quantise_absmax_above, quantise_blocks, round_to_codes,
+    BlockScale, dequantise_block, quantise_absmax, quantise_absmax_above, quantise_blocks,
+    round_to_codes,
 };
 use memory::Codes;
 
@@ -58,8 +59,12 @@ fn nf4_has_the_bits_of_bitsandbytes() {
     let mut values = vec![0.0; 64 * codes.len().div_ceil(32)];
     for (block, values) in values.chunks_mut(64).enumerate() {
         let bytes = &codes[32 * block..codes.len().min(32 * block + 32)];
-        let scale = (floats("absmax")[block / 256], theirs);
-        dequantise_block((bytes, Some(expected[block])), scale, values);
+        let scale = BlockScale::Coded {
+            code: expected[block],
+            absmax: floats("absmax")[block / 256],
+            offset: theirs,
+        };
+        dequantise_block(bytes, scale, values);
     }
     let seen: Vec<f32> = values
         .iter()

@@ -4,14 +4,14 @@
 use super::experts;
 use crate::fp8::Fp8Reader;
 use crate::hugging_face::ExpertNames;
-use crate::parameters::{Parameters, PartParameters};
+use crate::parameters::{Initial, Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Embedding, Head, HeadNorms, LatentDown, LatentHeads, LatentUp,
     MlpActivation, Norm, NormBehind, NormStage, Projection, Qkv, ResidualProjection,
 };
 use crate::{
-    Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
-    Fp8Layer, LatentConfig, Linear, ModelConfig, NormPlacement, QkNormExtent, SharingRanks, Stage,
+    Activation, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite, Fp8Layer, LatentConfig,
+    Linear, ModelConfig, NormPlacement, QkNormExtent, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -32,7 +32,9 @@ pub(super) fn architecture(
     let matrix = [config.vocab, config.hidden];
     let mut first = parameters.of_part(Layer::Embedding, "model.");
     let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
-    let embedding = embedding.multiplied(config.embedding_multiplier as f32);
+    let embedding = embedding
+        .multiplied(config.embedding_multiplier as f32)
+        .scaled(config.scale_embedding);
     let expert_names = experts::names(config);
     let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {
         let part = Layer::Block(layer);
@@ -48,12 +50,13 @@ pub(super) fn architecture(
     let layers = blocks.iter().enumerate().map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "");
     let head = Head {
-        norm: Norm::rms(&mut last, "model.norm", config.hidden, config.norm_eps),
+        norm: norm(config, &mut last, "model.norm", config.hidden),
         linear: match config.tie_embeddings {
             true => Linear::tied(embedding.tokens, matrix),
             false => Linear::declare(&mut last, "lm_head", matrix, false),
         },
         logit_multiplier: config.logits_scaling.recip() as f32,
+        cap: config.final_logit_softcapping.map(|cap| cap as f32),
     };
     let rotary = blocks
         .iter()
@@ -63,6 +66,14 @@ pub(super) fn architecture(
     Architecture::new(labels, parameters, embedding, layers, head)
         .with_rotary(rotary)
         .with_router_losses(config.router_losses())
+}
+
+/// A norm of the residual stream, of queries or of keys, with the model's form of weight.
+fn norm(config: &ModelConfig, own: &mut PartParameters, name: &str, width: usize) -> Norm {
+    match config.zero_centered_norm {
+        true => Norm::zero_centered_rms(own, name, width, config.norm_eps),
+        false => Norm::rms(own, name, width, config.norm_eps),
+    }
 }
 
 /// Makes the stages of a block.
@@ -79,16 +90,20 @@ struct Sublayer {
     residual: Activation,
     /// The residual stream after it.
     output: Activation,
-    /// Its norm's name in reports.
+    /// The name in reports of its norm, or of the one in front.
     norm: &'static str,
-    /// The norm's name in files, where it stands in front.
-    norm_in_front: &'static str,
-    /// The norm's name in files, where it stands behind.
+    /// The name in reports of a norm behind, where another stands in front.
+    second_norm: &'static str,
+    /// The name in files of a norm in front, and of one that has another behind.
+    norm_in_front: [&'static str; 2],
+    /// The name in files of a norm behind.
     norm_behind: &'static str,
-    /// Output of the norm, if it stands in front.
+    /// Output of the norm in front.
     normed: Activation,
-    /// The norm's statistic.
+    /// The statistic of its norm, or of the one in front.
     rstd: Activation,
+    /// The statistic of a norm behind, where another stands in front.
+    second_rstd: Activation,
     /// The name of its last product.
     product: &'static str,
     /// Input of the last product.
@@ -101,10 +116,12 @@ const ATTENTION: Sublayer = Sublayer {
     residual: X,
     output: X2,
     norm: "attn_norm",
-    norm_in_front: "input_layernorm",
+    second_norm: "attn_post_norm",
+    norm_in_front: ["input_layernorm"; 2],
     norm_behind: "post_attention_layernorm",
     normed: H1,
     rstd: RSTD1,
+    second_rstd: NormBehind::RSTD_ATTN,
     product: "attn_out",
     made: CoreAttention::O,
     projected: NormBehind::ATTN,
@@ -114,17 +131,20 @@ const FEED_FORWARD: Sublayer = Sublayer {
     residual: X2,
     output: Activation::NEXT_X,
     norm: "mlp_norm",
-    norm_in_front: "post_attention_layernorm",
+    second_norm: "mlp_post_norm",
+    norm_in_front: ["post_attention_layernorm", "pre_feedforward_layernorm"],
     norm_behind: "post_feedforward_layernorm",
     normed: H2,
     rstd: RSTD2,
+    second_rstd: NormBehind::RSTD_MLP,
     product: "mlp_down",
     made: MlpActivation::ACT,
     projected: NormBehind::MLP,
 };
 
 impl Builder<'_> {
-    /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)); with norms behind, x2 = x + norm(attention(x)), and so on.
+    /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)); with norms behind, x2 = x + norm(attention(x)), and with both
+    /// x2 = x + norm(attention(norm(x))).
     fn stages(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
         let mut stages = self.attention(own);
         match &self.spec.experts {
@@ -133,7 +153,13 @@ impl Builder<'_> {
                 let norm = self.norm_in_front(&FEED_FORWARD, own);
                 stages.extend(boxed(norm, None));
                 let names = self.expert_names;
-                stages.extend(experts::stages(self.config.hidden, spec, names, own));
+                let gate = self.spec.gate.expect("experts have a gate");
+                stages.extend(experts::stages(
+                    self.config.hidden,
+                    (spec, gate),
+                    names,
+                    own,
+                ));
             }
         }
         stages
@@ -141,18 +167,23 @@ impl Builder<'_> {
 
     /// Input of a sublayer's first products.
     fn input(&self, of: &Sublayer) -> Activation {
-        match self.spec.norms {
-            NormPlacement::Before => of.normed,
-            NormPlacement::After => of.residual,
+        match self.spec.norms.is_in_front() {
+            true => of.normed,
+            false => of.residual,
         }
     }
 
     /// The norm in front of a sublayer, if it stands there.
     fn norm_in_front(&self, of: &Sublayer, own: &mut PartParameters) -> Option<NormStage> {
-        let activations = [of.residual, of.normed, of.rstd];
-        let width = (of.norm_in_front, self.config.hidden, self.config.norm_eps);
-        let is_there = self.spec.norms == NormPlacement::Before;
-        is_there.then(|| normed(own, of.norm, activations, width))
+        let norms = self.spec.norms;
+        let name = of.norm_in_front[usize::from(norms.is_behind())];
+        norms.is_in_front().then(|| NormStage {
+            name: of.norm,
+            norm: norm(self.config, own, name, self.config.hidden),
+            input: of.residual,
+            output: of.normed,
+            statistics: vec![of.rstd],
+        })
     }
 
     /// A sublayer's last product, added to the residual stream, behind a norm if it stands there.
@@ -163,34 +194,38 @@ impl Builder<'_> {
         own: &mut PartParameters,
     ) -> Vec<Box<dyn Stage>> {
         let (residual, output, config) = (of.residual, of.output, self.config);
-        match self.spec.norms {
-            NormPlacement::Before => vec![Box::new(ResidualProjection {
-                name: of.product,
-                input: of.made,
-                residual,
-                output,
-                linear,
-                multiplier: self.spec.residual_multiplier,
-                dropout: DropoutSite::NONE,
-            })],
-            NormPlacement::After => vec![
-                Box::new(Projection {
+        let (name, rstd) = match self.spec.norms {
+            NormPlacement::Before => {
+                return vec![Box::new(ResidualProjection {
                     name: of.product,
                     input: of.made,
-                    output: of.projected,
-                    linear,
-                    in_f32: false,
-                }),
-                Box::new(NormBehind {
-                    name: of.norm,
-                    norm: Norm::rms(own, of.norm_behind, config.hidden, config.norm_eps),
-                    input: of.projected,
                     residual,
                     output,
-                    rstd: of.rstd,
-                }),
-            ],
-        }
+                    linear,
+                    multiplier: self.spec.residual_multiplier,
+                    dropout: DropoutSite::NONE,
+                })];
+            }
+            NormPlacement::After => (of.norm, of.rstd),
+            NormPlacement::Both => (of.second_norm, of.second_rstd),
+        };
+        vec![
+            Box::new(Projection {
+                name: of.product,
+                input: of.made,
+                output: of.projected,
+                linear,
+                in_f32: false,
+            }),
+            Box::new(NormBehind {
+                name,
+                norm: norm(config, own, of.norm_behind, config.hidden),
+                input: of.projected,
+                residual,
+                output,
+                rstd,
+            }),
+        ]
     }
 
     fn attention(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
@@ -214,6 +249,9 @@ impl Builder<'_> {
         stages.push(Box::new(CoreAttention {
             kind: self.kind,
             attention: attention.clone(),
+            sinks: attention
+                .has_sinks
+                .then(|| own.vector("self_attn.sinks", attention.heads, Initial::Normal)),
             dropout: DropoutSite::NONE,
             latents,
             ranks: SharingRanks::ALONE,
@@ -224,7 +262,7 @@ impl Builder<'_> {
         stages
     }
 
-    /// down(silu(gate) up).
+    /// down(function(gate) up).
     fn dense(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
         let (spec, hidden) = (&self.spec.feed_forward, self.config.hidden);
         let norm = self.norm_in_front(&FEED_FORWARD, own);
@@ -250,7 +288,7 @@ impl Builder<'_> {
             in_f32: false,
         }));
         stages.push(Box::new(MlpActivation {
-            function: ActivationFunction::Swiglu,
+            gate: self.spec.gate,
             width: ffn,
             read_by: down.fp8_reader(),
             made_by,
@@ -283,12 +321,12 @@ impl Builder<'_> {
                 QkNormExtent::Head => [head_dim; 2],
                 QkNormExtent::All => [attention.q_width(), k_width],
             };
-            let mut norm = |which, width| {
+            let mut of = |which, width| {
                 let name = format!("self_attn.{which}_norm");
-                Norm::rms(own, &name, width, config.norm_eps)
+                norm(config, own, &name, width)
             };
             HeadNorms {
-                norms: [norm("q", widths[0]), norm("k", widths[1])],
+                norms: [of("q", widths[0]), of("k", widths[1])],
                 widths,
             }
         });

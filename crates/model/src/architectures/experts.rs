@@ -1,12 +1,13 @@
 //! The stages of experts in a block.
 
-use crate::hugging_face::ExpertNames;
-use crate::parameters::{ExpertFiles, Initial, PartParameters};
+use crate::hugging_face::{ExpertNames, ExpertTensors};
+use crate::parameters::{ExpertFiles, Initial, ParameterId, PartParameters, Stored};
 use crate::stages::{
     ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp, NormStage, Projection,
     ResidualProjection, RouterChoice, RouterTables,
 };
 use crate::{Activation, ExpertsConfig, Family, Linear, ModelConfig, Stage};
+use kernels::operation::GateFunction;
 
 const H2: Activation = NormStage::H2;
 const X2: Activation = ResidualProjection::X2;
@@ -14,18 +15,16 @@ const X2: Activation = ResidualProjection::X2;
 /// The router, the experts that it chooses, and the shared ones. Parameters have the names that transformers gives them.
 pub(super) fn stages(
     hidden: usize,
-    experts: &ExpertsConfig,
+    (experts, gate): (&ExpertsConfig, GateFunction),
     names: ExpertNames,
     own: &mut PartParameters,
 ) -> Vec<Box<dyn Stage>> {
     let (ffn, count, choices) = (experts.ffn, experts.count, experts.chosen);
-    let ExpertNames { module, up, down } = names;
-    let files = |end, parts| ExpertFiles { end, module, parts };
-    let up = files("mlp.experts.gate_up_proj", up);
-    let down = files("mlp.experts.down_proj", down);
-    let mut stages = router(hidden, experts, module, own);
+    let mut stages = router(hidden, experts, names.router, own);
+    let shape = [count, 2 * ffn, hidden];
+    let (linear, up_bias) = declare_product(own, UP, shape, (experts, names.tensors));
     stages.push(Box::new(ExpertsUp {
-        linear: ExpertLinear::declare(own, up.end, [count, 2 * ffn, hidden], up),
+        linear,
         input: H2,
         choices,
     }));
@@ -36,9 +35,12 @@ pub(super) fn stages(
         weights: Some((RouterChoice::WEIGHTS, Some(RouterTables::ROW_SLOT))),
         choices,
         width: ffn,
+        gate,
+        bias: up_bias,
     }));
-    let linear = ExpertLinear::declare(own, down.end, [count, hidden, ffn], down);
-    stages.extend(shared_experts(hidden, experts, own));
+    let shape = [count, hidden, ffn];
+    let (linear, bias) = declare_product(own, DOWN, shape, (experts, names.tensors));
+    stages.extend(shared_experts(hidden, (experts, gate), own));
     let shared = (experts.shared_ffn > 0).then(|| {
         let name = format!("{}.down_proj", shared_name(experts));
         Linear::declare(own, &name, [hidden, experts.shared_ffn], false)
@@ -48,25 +50,54 @@ pub(super) fn stages(
         shared,
         residual: X2,
         choices,
+        bias,
     }));
     stages
+}
+
+const UP: &str = "mlp.experts.gate_up_proj";
+const DOWN: &str = "mlp.experts.down_proj";
+
+/// The product `name` of every expert, with its bias if they have biases.
+fn declare_product(
+    own: &mut PartParameters,
+    name: &'static str,
+    shape: [usize; 3],
+    (experts, tensors): (&ExpertsConfig, ExpertTensors),
+) -> (ExpertLinear, Option<ParameterId>) {
+    let [count, outputs, _] = shape;
+    let files = match tensors {
+        ExpertTensors::ByExpert { module, up, down } => {
+            let parts = if name == UP { up } else { down };
+            let end = name;
+            Stored::ByExpert(ExpertFiles { end, module, parts })
+        }
+        ExpertTensors::Interleaved => Stored::ExpertsTransposed {
+            is_interleaved: name == UP,
+        },
+    };
+    let bias = experts.biases.then(|| {
+        let shape = [count, outputs];
+        own.expert_vectors(&format!("{name}_bias"), shape, name == UP)
+    });
+    (ExpertLinear::declare(own, name, shape, files), bias)
 }
 
 /// The router: its logits, its choice of experts, and the tables of each one's rows.
 fn router(
     hidden: usize,
     experts: &ExpertsConfig,
-    module: &str,
+    name: &str,
     own: &mut PartParameters,
 ) -> Vec<Box<dyn Stage>> {
     let count = experts.count;
-    let gate = format!("{module}.gate");
+    let shape = [count, hidden];
     vec![
         Box::new(Projection {
             name: "moe_router",
             input: H2,
             output: RouterChoice::LOGITS,
-            linear: Linear::declare(&mut own.without_adapters(), &gate, [count, hidden], false),
+            linear: Linear::declare(&mut own.without_adapters(), name, shape, experts.biases),
             in_f32: true,
         }),
         Box::new(RouterChoice {
@@ -77,7 +108,7 @@ fn router(
             experts: count,
             routing: experts.routing(),
             bias: experts.choice_bias.then(|| {
-                let name = format!("{gate}.e_score_correction_bias");
+                let name = format!("{name}.e_score_correction_bias");
                 own.buffer(&name, &[count], Initial::Zero)
             }),
             is_router: true,
@@ -109,7 +140,7 @@ fn shared_name(experts: &ExpertsConfig) -> &'static str {
 /// The shared experts, up to their activation, and their gate.
 fn shared_experts(
     hidden: usize,
-    experts: &ExpertsConfig,
+    (experts, gate): (&ExpertsConfig, GateFunction),
     own: &mut PartParameters,
 ) -> Vec<Box<dyn Stage>> {
     let width = experts.shared_ffn;
@@ -160,6 +191,8 @@ fn shared_experts(
         weights,
         choices: 1,
         width,
+        gate,
+        bias: None,
     }));
     stages
 }

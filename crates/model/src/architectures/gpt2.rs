@@ -6,8 +6,8 @@ use crate::stages::{
     ResidualProjection,
 };
 use crate::{
-    Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Fp8Layer, Labels,
-    Linear, ModelConfig, SharingRanks, Stage,
+    Activation, Architecture, Block, BlockSpec, DropoutSite, Fp8Layer, Labels, Linear, ModelConfig,
+    SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -48,6 +48,7 @@ pub(super) fn architecture(
         norm,
         linear,
         logit_multiplier: 1.0,
+        cap: None,
     };
     let embedding = Box::new(embedding);
     let labels = parameters.labels(Labels::DENSE);
@@ -92,6 +93,7 @@ fn stages(
         Box::new(CoreAttention {
             kind,
             attention: attention.clone(),
+            sinks: None,
             dropout: of_probs,
             latents: None,
             ranks: SharingRanks::ALONE,
@@ -114,7 +116,7 @@ fn stages(
             linear: up,
         }),
         Box::new(MlpActivation {
-            function: ActivationFunction::GeluTanh,
+            gate: None,
             width: ffn,
             read_by: down.fp8_reader(),
             made_by,

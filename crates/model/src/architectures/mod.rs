@@ -45,8 +45,8 @@ impl ModelConfig {
         match (&self.latent, &self.experts, self.norm_placement) {
             (Some(_), _, _) => Labels::LATENT,
             (None, Some(_), _) => Labels::EXPERTS,
-            (None, None, NormPlacement::After) => Labels::NORMS_BEHIND,
             (None, None, NormPlacement::Before) => Labels::DENSE,
+            (None, None, NormPlacement::After | NormPlacement::Both) => Labels::NORMS_BEHIND,
         }
     }
 }

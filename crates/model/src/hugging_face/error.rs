@@ -17,6 +17,12 @@ pub enum WeightsError {
         name: String,
         problem: String,
     },
+    /// A block in MXFP4 has a power of two with which bf16 does not hold its values.
+    #[error(
+        "tensor `{name}` has the exponent {exponent}, with which values of its block overflow bf16, and 252 is the largest with which \
+         none does; the file is damaged: fetch it again"
+    )]
+    Beyond { name: String, exponent: u8 },
     /// A file could not be written.
     #[error(transparent)]
     Write(FilesError),

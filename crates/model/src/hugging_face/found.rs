@@ -1,10 +1,12 @@
 //! Finds the tensors of a folder's files that parameters consist of, and widens those that are quantised.
 
 use super::error::WeightsError;
+use super::mxfp4::Mxfp4Tensor;
 use super::nf4::{Nf4Scales, Nf4Tensor};
 use super::wrapper::stored_name;
 use crate::parameters::{FileTensor, Parameter};
 use files::{Dtype, TensorParts, Tensors, widen};
+use memory::Codes;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -25,6 +27,8 @@ pub(super) enum Quantised {
     Fp8(String),
     /// A whole matrix as products use it, also where others of the family are stored transposed.
     Nf4(Nf4Tensor),
+    /// The matrices of all experts as products use them, likewise.
+    Mxfp4(Mxfp4Tensor),
 }
 
 impl FoundTensor {
@@ -34,12 +38,22 @@ impl FoundTensor {
             Quantised::No => vec![self.name.clone()],
             Quantised::Fp8(scales) => vec![self.name.clone(), scales.clone()],
             Quantised::Nf4(matrix) => matrix.names().collect(),
+            Quantised::Mxfp4(matrix) => matrix.names().into(),
+        }
+    }
+
+    /// How the files have it as codes, if they do.
+    pub(super) fn codes(&self) -> Option<Codes> {
+        match self.quantised {
+            Quantised::No | Quantised::Fp8(_) => None,
+            Quantised::Nf4(_) => Some(Codes::Nf4),
+            Quantised::Mxfp4(_) => Some(Codes::Mxfp4),
         }
     }
 
     /// Its elements, to be read as f32.
     pub(super) fn source<'a>(
-        &self,
+        &'a self,
         tensors: &'a Tensors,
     ) -> Result<SourceTensor<'a>, WeightsError> {
         let tensor = |name: &str| {
@@ -55,6 +69,7 @@ impl FoundTensor {
                 Scales::Fp8(scales)
             }
             Quantised::Nf4(matrix) => Scales::Nf4(matrix.scales(tensors)?),
+            Quantised::Mxfp4(matrix) => Scales::Mxfp4(matrix, tensors),
         };
         Ok(SourceTensor {
             tensor: tensor(&self.name),
@@ -76,6 +91,13 @@ pub(super) fn find(
     parameter: &Parameter,
 ) -> Result<Vec<FoundTensor>, (String, String)> {
     let is_whole = matches!(tensors, Tensors::Whole(_));
+    if let Some(matrix) = Mxfp4Tensor::find(tensors, parameter)? {
+        return Ok(vec![FoundTensor {
+            name: matrix.blocks.clone(),
+            first: 0,
+            quantised: Quantised::Mxfp4(matrix),
+        }]);
+    }
     let is_one = !is_whole || stored_name(tensors, &parameter.name).is_some();
     let needed = match is_one {
         false => parameter.file_tensors(),
@@ -174,21 +196,24 @@ fn find_scales(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<String,
 /// A tensor that is read as f32.
 pub(super) struct SourceTensor<'a> {
     tensor: TensorParts<'a>,
-    scales: Scales,
+    scales: Scales<'a>,
 }
 
 /// The factors with which the elements of a tensor are widened.
-enum Scales {
+enum Scales<'a> {
     None,
     /// A factor for each block, by rows.
     Fp8(Vec<f32>),
     Nf4(Nf4Scales),
+    /// Those of the matrix, among other tensors.
+    Mxfp4(&'a Mxfp4Tensor, &'a Tensors),
 }
 
 impl SourceTensor<'_> {
     pub(super) fn elements(&self) -> usize {
         match &self.scales {
             Scales::Nf4(scales) => scales.elements,
+            Scales::Mxfp4(matrix, _) => matrix.elements(),
             _ => self.tensor.shape.iter().product(),
         }
     }
@@ -200,8 +225,10 @@ impl SourceTensor<'_> {
         values: &mut Vec<f32>,
     ) -> Result<(), WeightsError> {
         values.clear();
-        if let Scales::Nf4(scales) = &self.scales {
-            return Ok(scales.values(&self.tensor, elements, values)?);
+        match &self.scales {
+            Scales::Nf4(scales) => return Ok(scales.values(&self.tensor, elements, values)?),
+            Scales::Mxfp4(matrix, tensors) => return matrix.values(tensors, elements, values),
+            Scales::None | Scales::Fp8(_) => {}
         }
         let bytes = bytes_of(&self.tensor, elements.clone())?;
         widen(self.tensor.dtype, &bytes, values);

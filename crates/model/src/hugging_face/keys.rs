@@ -62,6 +62,11 @@ impl<'a> Keys<'a> {
         Ok(number(self.0, key)?.unwrap_or(or))
     }
 
+    /// A number, if it is neither missing nor null.
+    pub(super) fn optional_number(&self, key: &'static str) -> Result<Option<f64>, HfConfigError> {
+        number(self.0, key)
+    }
+
     /// A whole number.
     pub(super) fn size(&self, key: &'static str) -> Result<usize, HfConfigError> {
         let size = self.get(key).as_u64().map(|size| size as usize);

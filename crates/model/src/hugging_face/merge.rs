@@ -2,8 +2,9 @@
 
 use super::error::WeightsError;
 use super::factors::AdapterFactors;
+use super::turned::Turned;
 use super::weights::ModelWeights;
-use crate::parameters::{FileTensor, Parameter, Parameters, Stored};
+use crate::parameters::{FileTensor, Parameter, Parameters, Stored, Transposition};
 use files::{Dtype, TensorSource, TensorSpec, narrow, widen};
 use kernels::quantise::round_to_codes;
 use memory::{Codes, DType};
@@ -22,12 +23,14 @@ pub struct AdapterWeights {
     coded: HashMap<String, Rc<Parameter>>,
 }
 
-/// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files.
+/// `left [rows, rank] right [rank, columns]`: what is added to a matrix of files, or of each of several matrices that are one tensor
+/// there.
 #[derive(Debug)]
 struct Delta {
     left: Vec<f32>,
     right: Vec<f32>,
     rank: usize,
+    rows: usize,
     columns: usize,
 }
 
@@ -70,12 +73,14 @@ impl AdapterWeights {
                     left: b,
                     right: a,
                     rank,
+                    rows: outputs,
                     columns: inputs,
                 },
                 true => Delta {
-                    left: turned(&a, inputs),
-                    right: turned(&b, rank),
+                    left: Turned::of_values(Transposition::of(1, rank, inputs), &a),
+                    right: Turned::of_values(Transposition::of(1, outputs, rank), &b),
                     rank,
+                    rows: inputs,
                     columns: outputs,
                 },
             };
@@ -107,7 +112,7 @@ impl AdapterWeights {
             exact: base.converted(DType::F32),
             adapter: self,
             coded_from,
-            has_codes: |name: &str| base.has_codes(name),
+            codes_of: |name: &str| base.codes_of(name),
             made: RefCell::default(),
         }
     }
@@ -116,9 +121,25 @@ impl AdapterWeights {
 /// The products that are added to the tensors of experts in files, by the tensors' names, from factors `a [experts, rank, inputs]` and
 /// `b [experts, outputs, rank]`.
 fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(String, Delta)> {
-    let &[_, outputs, inputs] = &experts.shape[..] else {
+    let &[count, outputs, inputs] = &experts.shape[..] else {
         unreachable!("experts are declared with three sizes");
     };
+    if let Some(turned) = experts.turned() {
+        // A tensor `[experts, inputs, outputs]` adds A' B', with outputs in the order of files.
+        let of_b = Transposition {
+            columns: [1, rank, 1],
+            ..turned
+        };
+        let of_a = Transposition::of(count, rank, inputs);
+        let delta = Delta {
+            left: Turned::of_values(of_a, a),
+            right: Turned::of_values(of_b, b),
+            rank,
+            rows: inputs,
+            columns: outputs,
+        };
+        return vec![(experts.name.clone(), delta)];
+    }
     let delta = |tensor: FileTensor| {
         let row = tensor.first / inputs;
         let expert = row / outputs;
@@ -126,6 +147,7 @@ fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(Str
             left: b[row * rank..(row + tensor.shape[0]) * rank].to_vec(),
             right: a[expert * rank * inputs..(expert + 1) * rank * inputs].to_vec(),
             rank,
+            rows: tensor.shape[0],
             columns: inputs,
         };
         (tensor.name, delta)
@@ -133,19 +155,13 @@ fn of_experts(experts: &Parameter, rank: usize, [a, b]: [&[f32]; 2]) -> Vec<(Str
     experts.file_tensors().into_iter().map(delta).collect()
 }
 
-/// A matrix of so many columns, transposed.
-fn turned(matrix: &[f32], columns: usize) -> Vec<f32> {
-    let column = |column: usize| matrix.iter().skip(column).step_by(columns);
-    (0..columns).flat_map(column).copied().collect()
-}
-
-struct Merged<'a, P, E, H> {
+struct Merged<'a, P, E, C> {
     plain: P,
     exact: E,
     adapter: &'a AdapterWeights,
     coded_from: DType,
-    /// Whether the files have a matrix in NF4.
-    has_codes: H,
+    /// How the files have a matrix as codes, if they do.
+    codes_of: C,
     /// The last matrix that was made of codes, since files may have it in several tensors.
     made: RefCell<Option<DecodedMatrix>>,
 }
@@ -156,12 +172,12 @@ struct DecodedMatrix {
     values: Vec<f32>,
 }
 
-impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> {
+impl<P: TensorSource, E: TensorSource, C: Fn(&str) -> Option<Codes>> Merged<'_, P, E, C> {
     /// Writes a tensor of the model under the adapters as f32. Of a matrix that training stored as codes, these are the codes' values
     /// before products round them to the compute type.
     fn write_exact(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let name = &self.plain.tensors()[index].name;
-        let has_own = |one: &Parameter| one.codes == Some(Codes::Nf4) && (self.has_codes)(name);
+        let has_own = |one: &Parameter| one.codes == (self.codes_of)(name);
         let coded = self.adapter.coded.get(name);
         let Some(parameter) = coded.filter(|one| !has_own(one)) else {
             return self.exact.write_to(index, out);
@@ -202,13 +218,13 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
             widen(self.coded_from.into(), &stored, &mut values);
         }
         let codes = parameter.codes.expect("it is stored as codes");
-        match parameter.stored {
-            Stored::Transposed => {
-                let mut used = turned(&values, parameter.shape[0]);
+        match parameter.turned() {
+            Some(of) => {
+                let mut used = Turned::of_values(of.reversed(), &values);
                 round_to_codes(codes, &mut used);
-                values = turned(&used, parameter.shape[1]);
+                values = Turned::of_values(of, &used);
             }
-            _ => round_to_codes(codes, &mut values),
+            None => round_to_codes(codes, &mut values),
         }
         Ok(DecodedMatrix {
             parameter: parameter.clone(),
@@ -217,7 +233,9 @@ impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> Merged<'_, P, E, H> 
     }
 }
 
-impl<P: TensorSource, E: TensorSource, H: Fn(&str) -> bool> TensorSource for Merged<'_, P, E, H> {
+impl<P: TensorSource, E: TensorSource, C: Fn(&str) -> Option<Codes>> TensorSource
+    for Merged<'_, P, E, C>
+{
     fn tensors(&self) -> &[TensorSpec] {
         self.plain.tensors()
     }
@@ -281,11 +299,13 @@ impl Write for Adding<'_> {
             left,
             right,
             rank,
+            rows,
             columns,
         } = self.delta;
         let mut done = 0;
         while done < values.len() {
             let (row, column) = (self.next / columns, self.next % columns);
+            let right = &right[row / rows * rank * columns..];
             let count = (columns - column).min(values.len() - done);
             let mut sums = vec![0f32; count];
             for (of_rank, factor) in left[row * rank..(row + 1) * rank].iter().enumerate() {

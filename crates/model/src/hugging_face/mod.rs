@@ -8,6 +8,7 @@ mod families;
 mod found;
 mod keys;
 mod merge;
+mod mxfp4;
 mod nf4;
 mod origin;
 mod outgoing;
@@ -18,15 +19,15 @@ mod weights;
 mod wrapper;
 mod write;
 
-use crate::parameters::{Parameter, Parameters};
+use crate::parameters::{Parameter, Parameters, Transposition};
 use files::CHUNK_BYTES;
 use turned::Turned;
 
 pub use adapter::{ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, import_adapter};
 pub use error::WeightsError;
 pub use factors::AdapterFactors;
-pub(crate) use families::ExpertNames;
 pub use families::Family;
+pub(crate) use families::{ExpertNames, ExpertTensors};
 pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
@@ -49,9 +50,10 @@ pub fn saving_bytes(parameters: &Parameters) -> u64 {
 
 /// The most bytes of a transpose that are held at a time, for parameters that files store transposed.
 fn turned_bytes(parameters: &Parameters) -> u64 {
-    let room = |[rows, columns]: [usize; 2]| {
-        let stored = Turned::f32(columns, rows);
-        Turned::f32(rows, columns).room().max(stored.room())
+    let size = size_of::<f32>();
+    let room = |of: Transposition| {
+        let rooms = [of, of.reversed()].map(|of| Turned::new(of, size).room());
+        rooms[0].max(rooms[1])
     };
     let turned = parameters.in_layout().filter_map(Parameter::turned);
     let most = turned.map(room).max();

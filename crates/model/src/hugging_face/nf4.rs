@@ -2,7 +2,7 @@
 //! maps, and `quant_state.bitsandbytes__nf4`, which is JSON.
 
 use files::{CHUNK_BYTES, Dtype, FilesError, TensorParts, Tensors, widen};
-use kernels::quantise::{NF4, SIGNED, dequantise_block};
+use kernels::quantise::{BlockScale, NF4, SIGNED, dequantise_block};
 use memory::{CodePlaces, Codes};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -213,9 +213,12 @@ impl Nf4Scales {
         for (number, bytes) in blocks.zip(codes.chunks(block_bytes)) {
             let first = number * block;
             let own = &mut of_block[..block.min(self.elements - first)];
-            let absmax = self.absmax[number / Codes::BLOCK];
-            let code = Some(self.absmax_codes[number]);
-            dequantise_block((bytes, code), (absmax, self.offset), own);
+            let scale = BlockScale::Coded {
+                code: self.absmax_codes[number],
+                absmax: self.absmax[number / Codes::BLOCK],
+                offset: self.offset,
+            };
+            dequantise_block(bytes, scale, own);
             let wanted = elements.start.max(first)..elements.end.min(first + own.len());
             values.extend(&own[wanted.start - first..wanted.end - first]);
         }

@@ -1,7 +1,7 @@
 //! Weights on their way from arenas into files.
 
 use super::turned::Turned;
-use crate::parameters::{FileTensor, Parameter, Parameters};
+use crate::parameters::{FileTensor, Parameter, Parameters, Transposition};
 use files::{TensorSource, TensorSpec, host_room, in_chunks};
 use memory::DType;
 use std::borrow::Cow;
@@ -22,8 +22,8 @@ struct Source {
     parameter: usize,
     /// The place of the first element in it.
     first: usize,
-    /// Rows and columns in memory, if files have the transpose.
-    turned: Option<[usize; 2]>,
+    /// How files order it, if in another way than memory.
+    turned: Option<Transposition>,
 }
 
 impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
@@ -68,15 +68,11 @@ where
             let elements = source.first + elements.start..source.first + elements.end;
             (self.bytes)(source.parameter, elements)
         };
-        let Some([rows, columns]) = source.turned else {
+        let Some(turned) = source.turned else {
             let mut chunks = in_chunks(0..shape.iter().product());
             return chunks.try_for_each(|chunk| out.write_all(&bytes(chunk)?));
         };
-        let used = Turned {
-            rows,
-            columns,
-            size: dtype.bitsize() / 8,
-        };
+        let used = Turned::new(turned, dtype.bitsize() / 8);
         let mut room = host_room(used.room())?;
         used.each(
             &mut room,

@@ -6,7 +6,7 @@ use files::unique_json;
 use memory::Codes;
 use serde_json::{Value, json};
 
-/// How the matrices of a folder's linear layers are stored, if as codes.
+/// How the matrices of a folder's linear layers are stored, if as codes, or in MXFP4 those of its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantisation {
     /// How they are stored.
@@ -28,6 +28,13 @@ impl Quantisation {
         let said = &config["quantization_config"];
         if said.is_null() || is_fp8(said) {
             return Ok(None);
+        }
+        if said["quant_method"] == "mxfp4" {
+            // The folder's tensors say which experts are codes, and nothing else ever is.
+            return Ok(Some(Quantisation {
+                codes: Codes::Mxfp4,
+                plain: Vec::new(),
+            }));
         }
         let refused = |way: String| Err(HfConfigError::Quantised(way));
         if said["quant_method"] != "bitsandbytes" {

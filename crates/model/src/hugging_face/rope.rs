@@ -44,6 +44,16 @@ impl AssumedRope {
     };
 }
 
+/// What transformers' class assumes of the rotary embeddings of layers without a window, and of those with one.
+pub(super) struct RopeByKind {
+    /// That of layers without a window.
+    pub(super) full: AssumedRope,
+    /// That of layers with one.
+    pub(super) sliding: AssumedRope,
+    /// The key that older files have the base of the latter at.
+    pub(super) sliding_theta: Option<&'static str>,
+}
+
 /// The rotary embedding that a file describes.
 #[derive(Clone, PartialEq)]
 pub(super) struct Rope {
@@ -86,7 +96,7 @@ pub(super) const SLIDING: &str = "sliding_attention";
 
 /// Reads the rotary embeddings of layers without a window, and of those with one, which have parameters of their own. Older
 /// files have those of the former alone; the latter then have the assumed base.
-pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 2], HfConfigError> {
+pub(super) fn read_by_kind(keys: &Keys, assumed: &RopeByKind) -> Result<[Rope; 2], HfConfigError> {
     const KEY: &str = "rope_parameters";
     let by_kind = keys.get(KEY);
     let older = keys.get("rope_scaling");
@@ -99,15 +109,15 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 
         "rope_scaling",
         older["rope_type"].is_null() && !older["type"].is_null(),
     )?;
-    share(keys, assumed)?;
+    share(keys, &assumed.full)?;
     // The class looks for it beside the factor alone.
     keys.refuse(ORIGINAL, !keys.is_null(ORIGINAL))?;
-    let of_kind = |given: &Value, theta: Option<f64>| -> Result<Rope, HfConfigError> {
+    let of_kind = |given: &Value, (older, assumed): (Option<&'static str>, &AssumedRope)| {
         let scaling = scaling(keys.0, (KEY, given))?;
-        Ok(Rope {
-            theta: number(given, "rope_theta")?
-                .or(theta)
-                .unwrap_or(assumed.theta),
+        let older = older.map(|key| number(keys.0, key)).transpose()?.flatten();
+        let theta = number(given, "rope_theta")?.or(older);
+        Ok::<_, HfConfigError>(Rope {
+            theta: theta.unwrap_or(assumed.theta),
             share: 1.0,
             // transformers reads `truncate` outside the kinds of layers, so here it always rounds.
             scaling: scaling.map(RopeScaling::truncated),
@@ -115,8 +125,8 @@ pub(super) fn read_by_kind(keys: &Keys, assumed: &AssumedRope) -> Result<[Rope; 
     };
     let full = if has_kinds { &by_kind[FULL] } else { older };
     Ok([
-        of_kind(full, number(keys.0, "rope_theta")?)?,
-        of_kind(&by_kind[SLIDING], None)?,
+        of_kind(full, (Some("rope_theta"), &assumed.full))?,
+        of_kind(&by_kind[SLIDING], (assumed.sliding_theta, &assumed.sliding))?,
     ])
 }
 

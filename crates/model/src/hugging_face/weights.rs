@@ -3,7 +3,6 @@
 
 use super::error::WeightsError;
 use super::found::{FoundTensor, HEAD, Quantised, bytes_of, find};
-use super::nf4::Nf4Tensor;
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
 use super::wrapper::{LeftOut, names};
@@ -185,12 +184,8 @@ impl<'a> ModelWeights<'a> {
             if parameter.is_factor {
                 continue;
             }
-            if let (Some(Codes::Nf4), Some(matrix)) = (entry.codes, self.nf4(index)) {
-                for part in matrix.parts(&self.tensors) {
-                    let (first, bytes) = part.map_err(WeightsError::Read)?;
-                    let bytes = &bytes;
-                    set(ParameterPart::Codes(index, CodeBytes { first, bytes }))?;
-                }
+            if entry.codes.is_some() && entry.codes == self.codes(index) {
+                self.read_codes(index, |part| set(ParameterPart::Codes(index, part)))?;
                 continue;
             }
             if !self.is_transposed(index, parameter) {
@@ -218,6 +213,31 @@ impl<'a> ModelWeights<'a> {
         Ok(())
     }
 
+    /// Hands a matrix that the files have as codes to `set` in chunks.
+    fn read_codes<E: From<WeightsError>>(
+        &self,
+        index: usize,
+        mut set: impl FnMut(CodeBytes) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut set = |(first, bytes): (usize, Cow<[u8]>)| {
+            set(CodeBytes {
+                first,
+                bytes: &bytes,
+            })
+        };
+        match &self.found[index][0].quantised {
+            Quantised::No | Quantised::Fp8(_) => Ok(()),
+            Quantised::Nf4(matrix) => {
+                let mut parts = matrix.parts(&self.tensors);
+                parts.try_for_each(|part| set(part.map_err(WeightsError::Read)?))
+            }
+            Quantised::Mxfp4(matrix) => {
+                let mut parts = matrix.parts(&self.tensors);
+                parts.try_for_each(|part| set(part?))
+            }
+        }
+    }
+
     /// The same weights, to be written into other files under the parameters' names and in one type.
     pub fn converted(&self, dtype: DType) -> impl TensorSource {
         let parameters = self.parameters.in_layout();
@@ -235,7 +255,7 @@ impl<'a> ModelWeights<'a> {
             Ok(Cow::Owned(narrow(&values, dtype).into_owned()))
         };
         let is_as_stored = |index| match &self.tensors {
-            Tensors::Whole(_) => self.nf4(index).is_none(),
+            Tensors::Whole(_) => self.codes(index).is_none(),
             Tensors::InPieces(_) => false,
         };
         OutgoingWeights::some_as_stored(self.parameters, dtype, bytes, is_as_stored)
@@ -245,22 +265,18 @@ impl<'a> ModelWeights<'a> {
     fn is_transposed(&self, index: usize, parameter: &Parameter) -> bool {
         matches!(self.tensors, Tensors::Whole(_))
             && parameter.turned().is_some()
-            && self.nf4(index).is_none()
+            && self.codes(index).is_none()
     }
 
-    /// The matrix of the files that is the parameter with an index, if they have it in NF4.
-    fn nf4(&self, index: usize) -> Option<&Nf4Tensor> {
-        match &self.found[index].first()?.quantised {
-            Quantised::Nf4(matrix) => Some(matrix),
-            _ => None,
-        }
+    /// How the files have a parameter as codes, by its index in the layout.
+    fn codes(&self, index: usize) -> Option<Codes> {
+        self.found[index].first()?.codes()
     }
 
-    /// Whether the files have a parameter of this name in NF4.
-    pub(super) fn has_codes(&self, name: &str) -> bool {
+    /// The same for the parameter of a name.
+    pub(super) fn codes_of(&self, name: &str) -> Option<Codes> {
         let mut parameters = self.parameters.in_layout();
-        let index = parameters.position(|parameter| parameter.name == name);
-        index.is_some_and(|index| self.nf4(index).is_some())
+        self.codes(parameters.position(|parameter| parameter.name == name)?)
     }
 
     /// A matrix that would become codes, in a folder that has codes of others: nobody chose these.
@@ -268,7 +284,7 @@ impl<'a> ModelWeights<'a> {
         let coded = self.parameters.in_layout().enumerate();
         let coded = coded.filter(|(_, parameter)| parameter.codes.is_some());
         let (own, plain): (Vec<_>, Vec<_>) =
-            coded.partition(|(index, _)| self.nf4(*index).is_some());
+            coded.partition(|(index, _)| self.codes(*index).is_some());
         let plain = plain.first().filter(|_| !own.is_empty());
         plain.map(|(_, parameter)| &parameter.name[..])
     }
@@ -394,14 +410,10 @@ pub(super) fn read_turned<E: From<WeightsError>>(
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let turned = parameter.turned();
-    let [columns, rows] = turned.expect("files have its transpose");
+    let turned = turned.expect("files have its transpose");
     let (dtype, size) = (tensor.dtype, tensor.dtype.bitsize() / 8);
     let bytes = |elements| bytes_of(tensor, elements).map_err(E::from);
-    let stored = Turned {
-        rows,
-        columns,
-        size,
-    };
+    let stored = Turned::new(turned.reversed(), size);
     let mut room = host_room(stored.room()).map_err(WeightsError::Read)?;
     let mut values = Vec::with_capacity(CHUNK_ELEMENTS);
     stored.each(&mut room, is_wanted, bytes, |elements, turned| {

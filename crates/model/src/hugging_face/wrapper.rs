@@ -8,7 +8,10 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// The `model_type` and the class of each. To add one whose tensors have other names, add these too.
-const WRAPPERS: [(&str, &str); 1] = [("mistral3", "Mistral3ForConditionalGeneration")];
+const WRAPPERS: [(&str, &str); 2] = [
+    ("mistral3", "Mistral3ForConditionalGeneration"),
+    ("gemma3", "Gemma3ForConditionalGeneration"),
+];
 
 /// Beginnings of our tensors' names, and of those in older and newer files.
 const TEXT: [(&str, &str); 3] = [
@@ -60,6 +63,12 @@ pub(super) fn text_part(mut json: Value) -> Result<Value, HfConfigError> {
     const TIED: &str = "tie_word_embeddings";
     if json[TIED] == false {
         text.insert(TIED.into(), false.into());
+    }
+    const CAP: &str = "final_logit_softcapping";
+    let cap = text.get(CAP).filter(|cap| !cap.is_null());
+    if let Some(cap) = cap.filter(|_| *model_type == "gemma3") {
+        let ignored = format!("{cap}, which {class} never applies,");
+        return Err(HfConfigError::Unsupported(CAP, ignored));
     }
     for key in SHARED {
         if !json[key].is_null() && !text.contains_key(key) {

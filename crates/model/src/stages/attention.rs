@@ -10,10 +10,12 @@ use crate::{
     Pass, Result, SharingRanks,
 };
 use kernels::operation::{
-    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
+    self, AttentionBackward, CachedAttention, Fill, FlashAttention, FlashAttentionBackward,
+    StoreInCache,
 };
-use kernels::{AttentionShape, FlashOptions, Target};
-use memory::{Buffer, DType, Out};
+use kernels::{AttentionShape, FlashOptions, Init, Target};
+use memory::{Buffer, DType, In, Out};
+use std::ops::Range;
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -41,12 +43,15 @@ impl Attention {
     }
 }
 
-/// o `[b s, heads e]` = softmax(scale q k^T) v, with grouped queries and with values `e` wide.
+/// o `[b s, heads e]` = softmax(scale q k^T) v, with grouped queries and with values `e` wide. Scores may be capped, and a sink may join
+/// each head's softmax.
 pub struct CoreAttention {
     /// How it is computed.
     pub kind: Attention,
     /// Its heads, their widths and their window.
     pub attention: AttentionSpec,
+    /// The scores `[heads]` that join the softmax of each head, of the whole block, and have no value.
+    pub sinks: Option<ParameterId>,
     /// Where probabilities are dropped.
     pub dropout: DropoutSite,
     /// Latent attention's matrix, for passes with a cache: they weigh latents, of which heads make their values.
@@ -60,7 +65,7 @@ impl CoreAttention {
     pub const O: Activation = Activation::new("o", "d_o", Label::ATTN_VALUE);
     /// Probabilities `[b, a, s, s]`, under eager attention.
     pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CORE_ATTN);
-    /// The log-sum-exp of each query's scores, `[b, a, s]` f32, where scores are not stored.
+    /// The log-sum-exp of each query's scores and sink, `[b, a, s]` f32, where scores are not stored, or there are sinks.
     pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CORE_ATTN);
 
     /// What has queries, keys and values.
@@ -118,6 +123,43 @@ impl CoreAttention {
         pass.temporary_f32("attention_scratch", [elements])
     }
 
+    /// The heads that it computes, among the block's.
+    fn own_heads(&self, pass: &Pass) -> Range<usize> {
+        let heads = self.attention.heads;
+        let part = self.ranks.own_parts().first + pass.part();
+        part * heads..(part + 1) * heads
+    }
+
+    /// The sinks of its heads, if there are some.
+    fn sinks<'p>(&self, pass: &'p Pass) -> Option<In<'p>> {
+        let heads = self.own_heads(pass);
+        Some(pass.parameter(self.sinks?).rows(heads))
+    }
+
+    /// Calls a function with the sinks of its heads, if there are some, and with the place of their gradient, if they are trained.
+    fn with_sinks(
+        &self,
+        pass: &mut Pass,
+        run: impl FnOnce(Option<In>, Option<Out>, Init) -> Result,
+    ) -> Result {
+        let Some(sinks) = self.sinks.filter(|sinks| sinks.is_trained()) else {
+            return run(self.sinks(pass), None, Init::Overwrite);
+        };
+        let (kernels, heads) = (pass.kernels(), self.own_heads(pass));
+        let mut unused = [None];
+        let (all, [(mut gradients, mut init)]) = pass.parameter_and_gradients([sinks], &mut unused);
+        if self.is_shared() && matches!(init, Init::Overwrite) {
+            let out = gradients.reborrow();
+            kernels.run(Fill { out, value: 0.0 })?;
+            init = Init::Accumulate;
+        }
+        run(
+            Some(all.rows(heads.clone())),
+            Some(gradients.rows(heads)),
+            init,
+        )
+    }
+
     fn eager(&self, pass: &mut Pass) -> Result {
         assert!(
             pass.batch().documents.is_none(),
@@ -125,6 +167,10 @@ impl CoreAttention {
         );
         let inputs = self.qkv().pull(pass)?;
         let (mut o, mut probs) = (pass.output(self.o())?, pass.output(Self::PROBS)?);
+        let mut lse = match self.sinks {
+            Some(_) => pass.output(Self::LSE)?,
+            None => None,
+        };
         let keeps = probs.is_some();
         let mut scratch = self.scratch(pass, |target, shape, dtype| {
             operation::Attention::scratch_elements(target, shape, dtype, keeps)
@@ -133,15 +179,20 @@ impl CoreAttention {
         pass.kernels().run(operation::Attention {
             out: written(&mut o),
             probs: written(&mut probs),
+            lse: written(&mut lse),
             scratch: scratch.view_mut(),
             q,
             k,
             v,
+            sinks: self.sinks(pass),
             shape: self.shape(pass),
             dropout: pass.dropout(self.dropout),
         })?;
         pass.put(self.o(), o);
         pass.put(Self::PROBS, probs);
+        if self.sinks.is_some() {
+            pass.put(Self::LSE, lse);
+        }
         Ok(())
     }
 
@@ -157,6 +208,7 @@ impl CoreAttention {
             q,
             k,
             v,
+            sinks: self.sinks(pass),
             shape: self.shape(pass),
             options: self.options(pass),
         })?;
@@ -177,7 +229,8 @@ impl CoreAttention {
             None => None,
         };
         let (kernels, batch) = (pass.kernels(), pass.batch().shape);
-        let mut cache = pass.cache().expect("whoever calls this has one");
+        let cached = pass.cache_and_parameter(self.sinks);
+        let (mut cache, sinks) = cached.expect("whoever calls this has a cache");
         let (table, lengths) = (cache.table, cache.lengths);
         kernels.run(StoreInCache {
             k_cache: cache.k_cache.reborrow(),
@@ -195,6 +248,7 @@ impl CoreAttention {
                 v_cache: cache.v_cache.as_ref().map(Out::as_in),
                 table,
                 lengths,
+                sinks,
                 shape: attention.shape(batch.rows, batch.seq),
             })?;
         }
@@ -209,22 +263,34 @@ impl CoreAttention {
         let dout = pass.gradient(self.o());
         // Pull replayable inputs first: a replay leases memory.
         let probs = pass.pull(Self::PROBS)?;
+        let lse = self.sinks.map(|_| pass.pull(Self::LSE)).transpose()?;
         let inputs = self.qkv().pull(pass)?;
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
-        let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
+        let is_trained = self.sinks.is_some_and(ParameterId::is_trained);
+        let mut scratch = self.scratch(pass, |target, shape, dtype| {
+            AttentionBackward::scratch_elements(target, shape, dtype, is_trained)
+        })?;
         let ([dq, dk, dv], [q, k, v]) = (views_mut(&mut gradients), views(&inputs));
-        pass.kernels().run(AttentionBackward {
-            dq,
-            dk,
-            dv,
-            scratch: scratch.view_mut(),
-            dout: dout.view(),
-            probs: probs.view(),
-            q,
-            k,
-            v,
-            shape: self.shape(pass),
-            dropout: pass.dropout(self.dropout),
+        let (kernels, shape) = (pass.kernels(), self.shape(pass));
+        let dropout = pass.dropout(self.dropout);
+        self.with_sinks(pass, |sinks, dsinks, dsinks_init| {
+            Ok(kernels.run(AttentionBackward {
+                dq,
+                dk,
+                dv,
+                dsinks,
+                dsinks_init,
+                scratch: scratch.view_mut(),
+                dout: dout.view(),
+                probs: probs.view(),
+                lse: lse.as_deref().map(Buffer::view),
+                q,
+                k,
+                v,
+                sinks,
+                shape,
+                dropout,
+            })?)
         })?;
         Ok(gradients)
     }
@@ -237,19 +303,25 @@ impl CoreAttention {
         let mut gradients = self.qkv().gradients(pass, self.tokens(pass))?;
         let mut scratch = self.scratch(pass, FlashAttentionBackward::scratch_elements)?;
         let ([dq, dk, dv], [q, k, v]) = (views_mut(&mut gradients), views(&inputs));
-        pass.kernels().run(FlashAttentionBackward {
-            dq,
-            dk,
-            dv,
-            scratch: scratch.view_mut(),
-            dout: dout.view(),
-            out: o.view(),
-            lse: lse.view(),
-            q,
-            k,
-            v,
-            shape: self.shape(pass),
-            options: self.options(pass),
+        let (kernels, shape, options) = (pass.kernels(), self.shape(pass), self.options(pass));
+        self.with_sinks(pass, |sinks, dsinks, dsinks_init| {
+            Ok(kernels.run(FlashAttentionBackward {
+                dq,
+                dk,
+                dv,
+                dsinks,
+                dsinks_init,
+                scratch: scratch.view_mut(),
+                dout: dout.view(),
+                out: o.view(),
+                lse: lse.view(),
+                q,
+                k,
+                v,
+                sinks,
+                shape,
+                options,
+            })?)
         })?;
         Ok(gradients)
     }
@@ -268,16 +340,17 @@ impl Stage for CoreAttention {
         ];
         let o = (self.o(), self.ranks.tokens(self.attention.o_width()));
         let inputs = self.inputs();
+        let lse = (Self::LSE, Extent::of_f32(&by_head));
         let (writes, kept) = match self.kind {
             Attention::Eager => {
                 let sizes = [&by_head[..], &[self.ranks.seq()]].concat();
                 let probs = (Self::PROBS, Extent::of(&sizes));
-                (vec![probs, o], vec![Self::PROBS])
+                match self.sinks {
+                    None => (vec![probs, o], vec![Self::PROBS]),
+                    Some(_) => (vec![probs, o, lse], vec![Self::PROBS, Self::LSE]),
+                }
             }
-            Attention::Flash => {
-                let lse = (Self::LSE, Extent::of_f32(&by_head));
-                (vec![o, lse], vec![self.o(), Self::LSE])
-            }
+            Attention::Flash => (vec![o, lse], vec![self.o(), Self::LSE]),
         };
         Io {
             reads: inputs.to_vec(),
@@ -288,6 +361,15 @@ impl Stage for CoreAttention {
 
     fn dropout(&self) -> Vec<DropoutSite> {
         vec![self.dropout]
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.sinks.into_iter().collect()
+    }
+
+    /// It has a vector alone.
+    fn can_defer_gradients(&self) -> bool {
+        true
     }
 
     fn parameters_with_cache(&self) -> Vec<ParameterId> {
@@ -318,6 +400,7 @@ impl Stage for CoreAttention {
         let own = CoreAttention {
             kind: self.kind,
             attention: ranks.attention(&attention),
+            sinks: self.sinks,
             dropout: self.dropout,
             latents: self.latents.clone(),
             ranks,

@@ -6,7 +6,7 @@ use crate::{Activation, DropoutSite, Extent, Pass, Result};
 use kernels::operation::{
     self, AddPositions, AddPositionsBackward, BiasDropoutAdd, EmbeddingBackward,
 };
-use memory::{Buffer, Out};
+use memory::{Buffer, DType, Out};
 
 /// x `[b s, h]` = dropout(multiplier (rows of a matrix for the tokens + rows of another for their positions, if they are learned)).
 pub struct Embedding {
@@ -15,6 +15,8 @@ pub struct Embedding {
     width: usize,
     positions: Option<ParameterId>,
     multiplier: f32,
+    /// The rows are multiplied by sqrt(width), rounded to the type that is computed in, as transformers does for Gemma.
+    is_scaled: bool,
     dropout: DropoutSite,
 }
 
@@ -26,6 +28,7 @@ impl Embedding {
             width: shape[1],
             positions: None,
             multiplier: 1.0,
+            is_scaled: false,
             dropout: DropoutSite::NONE,
         }
     }
@@ -33,6 +36,22 @@ impl Embedding {
     /// The same, whose rows are multiplied by a number.
     pub fn multiplied(self, multiplier: f32) -> Embedding {
         Embedding { multiplier, ..self }
+    }
+
+    /// The same, whose rows are multiplied by sqrt(width) if `is_scaled`.
+    pub fn scaled(self, is_scaled: bool) -> Embedding {
+        Embedding { is_scaled, ..self }
+    }
+
+    /// What rows of this type are multiplied by.
+    fn factor(&self, dtype: DType) -> f32 {
+        let root = (self.width as f64).sqrt();
+        let scale = match (self.is_scaled, dtype) {
+            (false, _) => 1.0,
+            (true, DType::BF16) => half::bf16::from_f64(root).to_f32(),
+            (true, _) => root as f32,
+        };
+        self.multiplier * scale
     }
 
     /// Declares the matrix `name [positions, width]` beside it.
@@ -70,13 +89,14 @@ impl Embedding {
     /// Multiplies by the embedding's factor and drops, in place: the sum, or its gradient.
     fn scale(&self, pass: &Pass, out: Out) -> Result {
         let dropout = pass.dropout(self.dropout);
-        if self.multiplier != 1.0 || dropout.is_some() {
+        let scale = self.factor(out.dtype());
+        if scale != 1.0 || dropout.is_some() {
             pass.kernels().run(BiasDropoutAdd {
                 out,
                 bias: None,
                 dropout,
                 first: 0,
-                scale: self.multiplier,
+                scale,
                 residual: None,
             })?;
         }

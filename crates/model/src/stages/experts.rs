@@ -1,16 +1,18 @@
 //! The experts of a feed-forward layer: products that read rows by each row's token, and the sum of each token's rows.
 //! Tables are those of [`super::RouterTables`]. `t` tokens of `k` choices are `r` rows, of `e` experts `f` wide.
 
-use super::RouterTables;
+use super::{RouterChoice, RouterTables};
 use crate::activation::Dimension;
 use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
 use crate::matrix::matrix;
-use crate::parameters::{ExpertFiles, ParameterId, PartParameters};
+use crate::parameters::{ParameterId, PartParameters, Stored};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
-    ExpertRows, OutputForm, SumRows, Swiglu, SwigluBackward, WeighedSwiglu, WeighedSwigluBackward,
+    ExpertBias, ExpertBiasDweights, ExpertBiasGradient, ExpertRows, GateFunction, GatedActivation,
+    GatedActivationBackward, OutputForm, RowWeights, SumRows, WeighedBias, WeighedGatedActivation,
+    WeighedGatedActivationBackward,
 };
 use memory::{Buffer, In, Out};
 
@@ -24,16 +26,16 @@ pub struct ExpertLinear {
 }
 
 impl ExpertLinear {
-    /// Declares the parameter `name [experts, outputs, inputs]`.
+    /// Declares the parameter `name [experts, outputs, inputs]`, which files store in this way.
     pub fn declare(
         parameters: &mut PartParameters,
         name: &str,
         [experts, outputs, inputs]: [usize; 3],
-        files: ExpertFiles,
+        stored: Stored,
     ) -> ExpertLinear {
         let shape = [experts, outputs, inputs];
         ExpertLinear {
-            weight: parameters.experts(name, shape, files),
+            weight: parameters.experts(name, shape, stored),
             adapter: ExpertAdapter::declare(parameters, name, shape),
             inputs,
             outputs,
@@ -111,6 +113,7 @@ fn sum_rows(pass: &Pass, out: Out, (rows, slot_row): (In, In), init: Init) -> Re
         out,
         rows,
         slot_row,
+        bias: None,
         init,
     })?)
 }
@@ -224,7 +227,7 @@ fn of_tokens<'a>(x: &'a Buffer, row_token: &'a Buffer) -> ExpertRows<'a> {
     }
 }
 
-/// act = weight silu(gate) up. With the weight in the activation, the backward pass needs no product of the way down.
+/// act = weight function(gate) up. With the weight in the activation, the backward pass needs no product of the way down.
 pub struct ExpertActivation {
     /// The name in reports.
     pub name: &'static str,
@@ -238,6 +241,10 @@ pub struct ExpertActivation {
     pub choices: usize,
     /// Width of act.
     pub width: usize,
+    /// The function of gate and up.
+    pub gate: GateFunction,
+    /// The bias of gate and up of each expert, `[e 2 f]`, which is added here: [`ExpertsUp`] leaves it out.
+    pub bias: Option<ParameterId>,
 }
 
 impl ExpertActivation {
@@ -253,8 +260,60 @@ impl ExpertActivation {
     fn reads(&self) -> Vec<Activation> {
         let weights = self.weights.iter();
         let read = weights.flat_map(|(weights, table)| [Some(*weights), *table]);
-        [self.input].into_iter().chain(read.flatten()).collect()
+        let ids = self.bias.map(|_| RouterChoice::IDS);
+        let read = read.flatten().chain(ids);
+        [self.input].into_iter().chain(read).collect()
     }
+
+    /// The bias of gate and up, by the chosen experts.
+    fn bias_of<'p>(&self, pass: &'p Pass, ids: Option<&'p Buffer>) -> Option<ExpertBias<'p>> {
+        let width = 2 * self.width;
+        Some(expert_bias(pass, (self.bias?, width), ids?))
+    }
+
+    /// Adds the gradient of the bias, from that of gate and up.
+    fn bias_gradient(&self, pass: &mut Pass, dgate_up: In) -> Result {
+        let Some(bias) = self.bias.filter(|bias| bias.is_trained()) else {
+            return Ok(());
+        };
+        let offsets = pass.pull(RouterTables::OFFSETS)?;
+        let dy = ExpertRows::in_order(dgate_up);
+        add_bias_gradient(pass, bias, (dy, None), offsets.view())
+    }
+}
+
+/// The biases of experts, of so many elements each, by the chosen experts.
+fn expert_bias<'p>(
+    pass: &'p Pass,
+    (bias, width): (ParameterId, usize),
+    ids: &'p Buffer,
+) -> ExpertBias<'p> {
+    let all = pass.parameter(bias);
+    ExpertBias {
+        bias: all.reshape([all.elements() / width, width]),
+        ids: ids.view(),
+    }
+}
+
+/// Adds to the gradient of the biases of experts the sums of each one's rows, with weights if there are some.
+fn add_bias_gradient(
+    pass: &mut Pass,
+    bias: ParameterId,
+    (dy, weights): (ExpertRows, Option<RowWeights>),
+    offsets: In,
+) -> Result {
+    let (kernels, width) = (pass.kernels(), dy.dims()[1]);
+    let Some((out, init)) = pass.accumulate(bias) else {
+        return Ok(());
+    };
+    let experts = out.elements() / width;
+    Ok(kernels.run(ExpertBiasGradient {
+        out: out.reshape([experts, width]),
+        dy,
+        weights,
+        offsets,
+        init,
+    })?)
 }
 
 impl Stage for ExpertActivation {
@@ -266,27 +325,42 @@ impl Stage for ExpertActivation {
         Io {
             reads: self.reads(),
             writes: vec![(self.output, rows(self.choices, self.width))],
-            backward_reads: self.reads(),
+            backward_reads: {
+                let trained = self.bias.filter(|bias| bias.is_trained());
+                let offsets = trained.map(|_| RouterTables::OFFSETS);
+                self.reads().into_iter().chain(offsets).collect()
+            },
         }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.bias.into_iter().collect()
     }
 
     fn forward(&self, pass: &mut Pass) -> Result {
         let gate_up = pass.pull(self.input)?;
         let weights = pulled(pass, self.weights)?;
+        let ids = self
+            .bias
+            .map(|_| pass.pull(RouterChoice::IDS))
+            .transpose()?;
         let mut act = pass.output(self.output)?;
         if let Some(act) = &mut act {
             let (act, gate_up) = (act.view_mut(), gate_up.view());
             match &weights {
-                None => pass.kernels().run(Swiglu {
+                None => pass.kernels().run(GatedActivation {
                     act,
                     gate_up,
                     form: OutputForm::Values,
+                    function: self.gate,
                 }),
-                Some((weights, table)) => pass.kernels().run(WeighedSwiglu {
+                Some((weights, table)) => pass.kernels().run(WeighedGatedActivation {
                     act,
                     gate_up,
                     weights: weights.view(),
                     row_slot: table.as_ref().map(|table| table.view()),
+                    bias: self.bias_of(pass, ids.as_deref()),
+                    function: self.gate,
                 }),
             }?;
         }
@@ -297,26 +371,43 @@ impl Stage for ExpertActivation {
     fn backward(&self, pass: &mut Pass) -> Result {
         let dact = pass.gradient(self.output);
         let weights = pulled(pass, self.weights)?;
+        let ids = self
+            .bias
+            .map(|_| pass.pull(RouterChoice::IDS))
+            .transpose()?;
         let mut gate_up = pass.take(self.input)?;
         match &weights {
-            None => pass.kernels().run(SwigluBackward {
+            None => pass.kernels().run(GatedActivationBackward {
                 gate_up: gate_up.view_mut(),
                 dact: dact.view(),
                 largest: None,
+                function: self.gate,
             })?,
             Some((weights, table)) => {
                 let (of, _) = self.weights.expect("they were pulled");
-                let mut dweights = pass.temporary_f32(of.gradient_name(), weights.dims())?;
-                pass.kernels().run(WeighedSwigluBackward {
+                let (mut dweights, dweights_init) = match self.bias {
+                    // ExpertsDown has a bias too, and has filed its part.
+                    Some(_) => pass.gradient_to_add(of)?,
+                    None => {
+                        let dweights = pass.temporary_f32(of.gradient_name(), weights.dims())?;
+                        (dweights, Init::Overwrite)
+                    }
+                };
+                pass.kernels().run(WeighedGatedActivationBackward {
                     gate_up: gate_up.view_mut(),
                     dweights: dweights.view_mut(),
+                    dweights_init,
                     dact: dact.view(),
                     weights: weights.view(),
                     row_slot: table.as_ref().map(|table| table.view()),
+                    bias: self.bias_of(pass, ids.as_deref()),
+                    function: self.gate,
                 })?;
                 pass.file_gradient(of, dweights);
             }
         }
+        drop((dact, weights));
+        self.bias_gradient(pass, gate_up.view())?;
         pass.file_gradient(self.input, gate_up);
         Ok(())
     }
@@ -336,16 +427,55 @@ fn pulled(
     Ok(Some((pass.pull(weights)?, table)))
 }
 
-/// next x `[t, h]` = residual + the sum of each token's rows of expert_act Wd^T, + shared_act Ws^T.
+/// next x `[t, h]` = residual + the sum of each token's rows of expert_act Wd^T + weight b, + shared_act Ws^T.
 pub struct ExpertsDown {
     /// The products of the chosen experts.
     pub linear: ExpertLinear,
+    /// Their biases, `[e h]`.
+    pub bias: Option<ParameterId>,
     /// That of the shared experts, if there are some.
     pub shared: Option<Linear>,
     /// The residual stream.
     pub residual: Activation,
     /// Experts that a token is sent to.
     pub choices: usize,
+}
+
+impl ExpertsDown {
+    /// The weights of the chosen experts and their numbers, if experts have biases.
+    fn chosen(&self, pass: &mut Pass) -> Result<Option<(Pulled, Pulled)>> {
+        if self.bias.is_none() {
+            return Ok(None);
+        }
+        let weights = pass.pull(RouterChoice::WEIGHTS)?;
+        Ok(Some((weights, pass.pull(RouterChoice::IDS)?)))
+    }
+
+    /// Adds the gradient of the biases, and files that of the weights by them, to which [`ExpertActivation`] adds its own.
+    fn bias_gradients(&self, pass: &mut Pass, dout: &Buffer, offsets: In) -> Result {
+        let (Some(bias), Some((weights, ids))) = (self.bias, self.chosen(pass)?) else {
+            return Ok(());
+        };
+        let of = RouterChoice::WEIGHTS;
+        let mut dweights = pass.temporary_f32(of.gradient_name(), weights.dims())?;
+        pass.kernels().run(ExpertBiasDweights {
+            dweights: dweights.view_mut(),
+            dy: dout.view(),
+            bias: expert_bias(pass, (bias, self.linear.outputs), &ids),
+        })?;
+        pass.file_gradient(of, dweights);
+        if !bias.is_trained() {
+            return Ok(());
+        }
+        let row_slot = pass.pull(RouterTables::ROW_SLOT)?;
+        let row_token = pass.pull(RouterTables::ROW_TOKEN)?;
+        let weights = RowWeights {
+            weights: weights.view(),
+            row_slot: Some(row_slot.view()),
+        };
+        let dy = of_tokens(dout, &row_token);
+        add_bias_gradient(pass, bias, (dy, Some(weights)), offsets)
+    }
 }
 
 impl Stage for ExpertsDown {
@@ -357,12 +487,22 @@ impl Stage for ExpertsDown {
         let shared = self.shared.iter().map(|_| ExpertActivation::SHARED_ACT);
         let tables = [RouterTables::OFFSETS, RouterTables::SLOT_ROW];
         let reads = [self.residual, ExpertActivation::ACT].into_iter();
+        let of_bias = self
+            .bias
+            .map(|_| [RouterChoice::WEIGHTS, RouterChoice::IDS]);
+        let of_bias = of_bias.into_iter().flatten();
+        let of_gradient = self.bias.filter(|bias| bias.is_trained());
+        let of_gradient = of_gradient.map(|_| RouterTables::ROW_SLOT);
         let shared_read = self.shared.iter();
         let shared_read =
             shared_read.flat_map(|linear| linear.backward_reads(ExpertActivation::SHARED_ACT));
         let backward = self.linear.backward_reads(ExpertActivation::ACT);
         Io {
-            reads: reads.chain(tables).chain(shared).collect(),
+            reads: reads
+                .chain(tables)
+                .chain(shared)
+                .chain(of_bias.clone())
+                .collect(),
             writes: [(Activation::NEXT_X, Extent::tokens(self.linear.outputs))]
                 .into_iter()
                 .chain(self.linear.writes(self.choices))
@@ -370,6 +510,8 @@ impl Stage for ExpertsDown {
             backward_reads: backward
                 .chain([RouterTables::OFFSETS, RouterTables::ROW_TOKEN])
                 .chain(shared_read)
+                .chain(of_bias)
+                .chain(of_gradient)
                 .collect(),
         }
     }
@@ -380,7 +522,8 @@ impl Stage for ExpertsDown {
 
     fn parameters(&self) -> Vec<ParameterId> {
         let shared = self.shared.iter().flat_map(Linear::parameters);
-        self.linear.parameters().chain(shared).collect()
+        let parameters = self.linear.parameters().chain(self.bias);
+        parameters.chain(shared).collect()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
@@ -397,6 +540,7 @@ impl Stage for ExpertsDown {
         let act = pass.pull(ExpertActivation::ACT)?;
         let offsets = pass.pull(RouterTables::OFFSETS)?;
         let slot_row = pass.pull(RouterTables::SLOT_ROW)?;
+        let chosen = self.chosen(pass)?;
         let shared = match &self.shared {
             Some(linear) => Some((linear, pass.pull(ExpertActivation::SHARED_ACT)?)),
             None => None,
@@ -410,8 +554,18 @@ impl Stage for ExpertsDown {
         if let (Some(out), Some(down)) = (&mut out, &mut down) {
             let product = (down.view_mut(), rows);
             self.linear.product(pass, product, offsets.view(), false)?;
-            let init = Init::Add(residual.view());
-            sum_rows(pass, out.view_mut(), (down.view(), slot_row.view()), init)?;
+            let bias = chosen.as_ref().zip(self.bias);
+            let bias = bias.map(|((weights, ids), bias)| WeighedBias {
+                of: expert_bias(pass, (bias, self.linear.outputs), ids),
+                weights: weights.view(),
+            });
+            pass.kernels().run(SumRows {
+                out: out.view_mut(),
+                rows: down.view(),
+                slot_row: slot_row.view(),
+                bias,
+                init: Init::Add(residual.view()),
+            })?;
         }
         if let Some(adapter) = self.linear.adapter(pass) {
             adapter.forward(pass, super::written(&mut down), rows, offsets.view())?;
@@ -444,6 +598,7 @@ impl Stage for ExpertsDown {
             through = self.linear.add_gradients(pass, dy, rows, offsets.view())?;
             pass.release(input, act);
         }
+        self.bias_gradients(pass, &dout, offsets.view())?;
         let (mut dact, _) = pass.gradient_to_add(input)?;
         self.linear
             .product(pass, (dact.view_mut(), dy), offsets.view(), true)?;

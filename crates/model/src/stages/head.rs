@@ -4,7 +4,7 @@
 use super::Norm;
 use crate::{Activation, Linear, LossPart, ParameterId, Pass, Preferences, Result};
 use kernels::Init;
-use kernels::operation::{CrossEntropy, PreferenceLoss, Sum};
+use kernels::operation::{CrossEntropy, PreferenceLoss, SoftCap, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
 use std::ops::Range;
 
@@ -16,6 +16,8 @@ pub struct Head {
     pub linear: Linear,
     /// Logits are multiplied by this.
     pub logit_multiplier: f32,
+    /// Logits z become c tanh(z / c), with this c; none: they stay.
+    pub cap: Option<f32>,
 }
 
 /// What the chunks of a micro-batch read and write.
@@ -159,6 +161,7 @@ impl Head {
                 logits: logits.view_mut(),
                 targets: pass.batch().targets.view().rows(rows),
                 scale: None,
+                cap: self.cap,
             })?;
         }
         Ok(losses)
@@ -172,7 +175,12 @@ impl Head {
             "the last tokens of sequences lie together"
         );
         let last = shape.tokens() - shape.rows..shape.tokens();
-        Ok(self.normed(pass, x.view().rows(last))?.logits)
+        let mut logits = self.normed(pass, x.view().rows(last))?.logits;
+        if let Some(cap) = self.cap {
+            let x = logits.view_mut();
+            pass.kernels().run(SoftCap { x, cap })?;
+        }
+        Ok(logits)
     }
 
     /// Norm and logits of some tokens.
@@ -218,6 +226,7 @@ impl Head {
                 logits: logits.view_mut().rows(within),
                 targets: targets.rows(tokens),
                 scale: Some(scale),
+                cap: self.cap,
             })?;
         }
 

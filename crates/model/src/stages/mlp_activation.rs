@@ -1,16 +1,17 @@
-//! The activation function of the feed-forward layer: SwiGLU (Shazeer 2020), or, without a gate, the tanh form of GELU
-//! (Hendrycks and Gimpel 2016).
+//! The activation function of the feed-forward layer: that of gate and up (Shazeer 2020), or, without a gate, the tanh form of
+//! GELU (Hendrycks and Gimpel 2016).
 
-use crate::features::ActivationFunction;
 use crate::fp8::{Fp8Layer, Fp8Reader};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Label, Pass, Result};
-use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
+use kernels::operation::{
+    GateFunction, GatedActivation, GatedActivationBackward, Gelu, GeluBackward,
+};
 
-/// act `[b s, f]` = silu(gate) up, or gelu(fc).
+/// act `[b s, f]` = function(gate) up, or gelu(fc).
 pub struct MlpActivation {
-    /// SwiGLU or GELU.
-    pub function: ActivationFunction,
+    /// The function of gate and up; none: GELU, without a gate.
+    pub gate: Option<GateFunction>,
     /// Width of act.
     pub width: usize,
     /// The layer that alone reads act, if its products are in FP8.
@@ -28,9 +29,9 @@ impl MlpActivation {
     pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
 
     fn input(&self) -> Activation {
-        match self.function {
-            ActivationFunction::Swiglu => MlpActivation::GATE_UP,
-            ActivationFunction::GeluTanh => MlpActivation::FC,
+        match self.gate {
+            Some(_) => MlpActivation::GATE_UP,
+            None => MlpActivation::FC,
         }
     }
 }
@@ -61,13 +62,14 @@ impl Stage for MlpActivation {
         if let Some(out) = &mut out {
             let (kernels, act, x) = (pass.kernels(), out.view_mut(), x.view());
             let form = pass.input_form(self.read_by, act.dtype());
-            match self.function {
-                ActivationFunction::Swiglu => kernels.run(Swiglu {
+            match self.gate {
+                Some(function) => kernels.run(GatedActivation {
                     act,
                     gate_up: x,
                     form,
+                    function,
                 }),
-                ActivationFunction::GeluTanh => kernels.run(Gelu { act, x, form }),
+                None => kernels.run(Gelu { act, x, form }),
             }?;
         }
         pass.put_coded(MlpActivation::ACT, self.read_by, out)
@@ -79,13 +81,14 @@ impl Stage for MlpActivation {
         let mut input = pass.take(self.input())?;
         let (kernels, x, dact) = (pass.kernels(), input.view_mut(), gradient.view());
         let largest = pass.largest_gradient_to_find(self.made_by);
-        match self.function {
-            ActivationFunction::Swiglu => kernels.run(SwigluBackward {
+        match self.gate {
+            Some(function) => kernels.run(GatedActivationBackward {
                 gate_up: x,
                 dact,
                 largest,
+                function,
             }),
-            ActivationFunction::GeluTanh => kernels.run(GeluBackward { x, dact, largest }),
+            None => kernels.run(GeluBackward { x, dact, largest }),
         }?;
         pass.file_gradient(self.input(), input);
         Ok(())

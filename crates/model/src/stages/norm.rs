@@ -17,6 +17,8 @@ pub struct Norm {
     /// LayerNorm has a bias, and subtracts the mean; RMSNorm does neither.
     bias: Option<ParameterId>,
     eps: f32,
+    /// It multiplies by 1 + its weight.
+    is_zero_centered: bool,
     width: usize,
     /// The layer that alone reads what it makes, if its products are in FP8.
     pub(crate) read_by: Option<Fp8Reader>,
@@ -25,10 +27,34 @@ pub struct Norm {
 impl Norm {
     /// RMSNorm, `y = x rstd weight`: declares `name.weight [width]`.
     pub fn rms(parameters: &mut PartParameters, name: &str, width: usize, eps: f64) -> Norm {
+        Norm::declare(parameters, name, width, (eps, false))
+    }
+
+    /// RMSNorm with a weight around 0, `y = x rstd (1 + weight)`: declares `name.weight [width]`.
+    pub fn zero_centered_rms(
+        parameters: &mut PartParameters,
+        name: &str,
+        width: usize,
+        eps: f64,
+    ) -> Norm {
+        Norm::declare(parameters, name, width, (eps, true))
+    }
+
+    fn declare(
+        parameters: &mut PartParameters,
+        name: &str,
+        width: usize,
+        (eps, is_zero_centered): (f64, bool),
+    ) -> Norm {
+        let initial = match is_zero_centered {
+            true => Initial::Zero,
+            false => Initial::One,
+        };
         Norm {
-            weight: parameters.vector(&format!("{name}.weight"), width, Initial::One),
+            weight: parameters.vector(&format!("{name}.weight"), width, initial),
             bias: None,
             eps: eps as f32,
+            is_zero_centered,
             width,
             read_by: None,
         }
@@ -82,6 +108,7 @@ impl Norm {
                 form,
                 x,
                 weight,
+                plus_one: self.is_zero_centered,
                 eps,
             }),
             [weight, bias] => kernels.run(LayerNorm {
@@ -123,6 +150,7 @@ impl Norm {
                 dy,
                 x,
                 weight,
+                plus_one: self.is_zero_centered,
                 rstd: statistics[0],
             })?);
         };
@@ -195,6 +223,12 @@ impl NormBehind {
     pub const ATTN: Activation = Activation::new("attn_proj", "d_attn_proj", Label::NORM_INPUT);
     /// What the feed-forward layer adds, before its norm.
     pub const MLP: Activation = Activation::new("mlp_proj", "d_mlp_proj", Label::NORM_INPUT);
+    /// The statistic of a norm behind attention, where another stands in front.
+    pub const RSTD_ATTN: Activation =
+        Activation::new("rstd_attn_proj", "no_gradient", Label::LAYERNORM);
+    /// The statistic of a norm behind the feed-forward layer, where another stands in front.
+    pub const RSTD_MLP: Activation =
+        Activation::new("rstd_mlp_proj", "no_gradient", Label::LAYERNORM);
 }
 
 impl Stage for NormBehind {

@@ -6,9 +6,9 @@ use candle_core::Tensor;
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig, LatentConfig, LossPart,
-    Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent, RopeScaling, RouterAuxKind,
-    ScoreKind, StepLoss, Training, Work,
+    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
+    LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent,
+    RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -376,6 +376,87 @@ fn with_norms_behind_and_rotary_embeddings_by_kind_as_olmo_3() {
     assert_agrees("norms behind", &config);
 }
 
+/// Caps are small enough to bend most scores and logits.
+#[test]
+fn with_norms_on_both_sides_and_caps_as_gemma_2() {
+    let config = ModelConfig {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 10,
+        tie_embeddings: true,
+        norm_placement: NormPlacement::Both,
+        zero_centered_norm: true,
+        activation: ActivationFunction::GegluTanh,
+        scale_embedding: true,
+        attention_multiplier: Some(0.7),
+        attn_logit_softcapping: Some(0.5),
+        final_logit_softcapping: Some(0.8),
+        sliding_window: Some(5),
+        full_attention_layers: vec![1],
+        ..plain()
+    };
+    assert_agrees("norms on both sides, and caps", &config);
+}
+
+/// Norms of queries and keys add 1 too; layers with a window have a rotary embedding of their own.
+#[test]
+fn with_norms_on_both_sides_as_gemma_3() {
+    let config = ModelConfig {
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 10,
+        qk_norm: true,
+        qkv_bias: true,
+        o_bias: true,
+        norm_placement: NormPlacement::Both,
+        zero_centered_norm: true,
+        activation: ActivationFunction::GegluTanh,
+        scale_embedding: true,
+        sliding_window: Some(5),
+        full_attention_layers: vec![2],
+        window_rope_theta: Some(70.0),
+        rope_theta: 500.0,
+        rope_scaling: Some(RopeScaling::Linear { factor: 3.0 }),
+        ..plain()
+    };
+    assert_agrees("norms on both sides", &config);
+}
+
+/// Clamps are near enough to bend many gates, and sinks take much of each row.
+#[test]
+fn with_sinks_and_biases_of_experts_as_gpt_oss() {
+    let config = ModelConfig {
+        heads: 4,
+        kv_heads: 2,
+        qkv_bias: true,
+        o_bias: true,
+        attention_sinks: true,
+        sliding_window: Some(5),
+        full_attention_layers: vec![1],
+        activation: ActivationFunction::ClampedSwiglu,
+        swiglu_alpha: 1.3,
+        swiglu_limit: 0.3,
+        experts: Some(ExpertsConfig {
+            count: 5,
+            chosen: 2,
+            ffn: 14,
+            shared_ffn: 0,
+            shared_gate: false,
+            dense_layers: Vec::new(),
+            score: ScoreKind::Softmax,
+            normed: true,
+            factor: 1.0,
+            groups: 1,
+            chosen_groups: 1,
+            biases: true,
+            choice_bias: false,
+        }),
+        ..plain()
+    };
+    assert_agrees("gpt-oss", &config);
+}
+
 /// The temperature begins to act at the 5th token.
 #[test]
 fn with_a_temperature_of_queries_as_ministral_3() {
@@ -496,6 +577,7 @@ fn experts() -> ExpertsConfig {
         factor: 1.0,
         groups: 1,
         chosen_groups: 1,
+        biases: false,
         choice_bias: false,
     }
 }
@@ -613,6 +695,7 @@ fn latents_and_groups_as_deepseek() {
         experts: v2.experts.clone().map(|experts| ExpertsConfig {
             score: ScoreKind::Sigmoid,
             normed: true,
+            biases: false,
             choice_bias: true,
             ..experts
         }),

@@ -82,6 +82,7 @@ fn architecture() -> Architecture {
         norm: Norm::rms(&mut last, "norm", WIDTH, 1e-5),
         linear: Linear::declare(&mut last, "head", [VOCAB, WIDTH], false),
         logit_multiplier: 1.0,
+        cap: None,
     };
     let stages: [Box<dyn Stage>; 1] = [Box::new(Shift(shift))];
     let blocks = vec![Block::new(WIDTH, stages)];

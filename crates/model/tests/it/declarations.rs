@@ -92,6 +92,7 @@ fn architecture(make: impl Fn(ParameterId) -> Copied) -> Architecture {
         norm: Norm::rms(&mut all, "norm", WIDTH, 1e-5),
         linear: Linear::declare(&mut all, "head", [VOCAB, WIDTH], false),
         logit_multiplier: 1.0,
+        cap: None,
     };
     let stages: [Box<dyn Stage>; 1] = [Box::new(make(embedding.tokens))];
     let blocks = vec![Block::new(WIDTH, stages)];

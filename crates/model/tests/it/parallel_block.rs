@@ -120,6 +120,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         Box::new(CoreAttention {
             kind,
             attention: config.attention(0),
+            sinks: None,
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,
@@ -137,7 +138,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         Box::new(MlpActivation {
             read_by: None,
             made_by: None,
-            function: model::ActivationFunction::Swiglu,
+            gate: Some(kernels::operation::GateFunction::Silu),
             width: ffn,
         }),
         Box::new(ParallelOutput {
@@ -166,6 +167,7 @@ fn architecture(kind: Attention) -> Architecture {
         norm: Norm::rms(&mut last, "model.norm", hidden, config.norm_eps),
         linear: Linear::declare(&mut last, "lm_head", matrix, false),
         logit_multiplier: 1.0,
+        cap: None,
     };
     let rotary = config.attention(0).rotary;
     let embedding = Box::new(embedding);

@@ -45,6 +45,7 @@ fn a_mistake_names_the_line_of_the_source() {
         form: OutputForm::Values,
         x: x.view(),
         weight: weight.view(),
+        plus_one: false,
         eps: 1e-5,
     });
     let message = error.unwrap_err().to_string();

@@ -20,6 +20,7 @@ pub fn rms_norm(sources: &Arc<PtxTexts>, dtype: DType) -> Result<f64, KernelErro
         form: OutputForm::Values,
         x: x_tensor.view(),
         weight: weight_tensor.view(),
+        plus_one: false,
         eps: 1e-5,
     })?;
     let mut expected = Vec::new();
@@ -61,6 +62,7 @@ pub fn flash_attention(
         q: tensors[0].view(),
         k: tensors[1].view(),
         v: tensors[2].view(),
+        sinks: None,
         shape,
         options: FlashOptions::default(),
     })?;

@@ -51,7 +51,10 @@ fn full() -> Config {
             full_attention_layers: vec![0, 2],
             norm: NormKind::Rms,
             norm_placement: NormPlacement::After,
-            activation: ActivationFunction::Swiglu,
+            zero_centered_norm: true,
+            activation: ActivationFunction::ClampedSwiglu,
+            swiglu_alpha: 1.5,
+            swiglu_limit: 5.0,
             positions: PositionKind::Rotary,
             max_positions: Some(64),
             biases: false,
@@ -72,8 +75,12 @@ fn full() -> Config {
             no_rope_layers: vec![1, 4],
             query_temperature: Some(0.3),
             embedding_multiplier: 12.0,
+            scale_embedding: true,
             residual_multiplier: 0.22,
             attention_multiplier: Some(0.125),
+            attn_logit_softcapping: Some(40.0),
+            final_logit_softcapping: Some(20.0),
+            attention_sinks: true,
             logits_scaling: 10.0,
             init_std: 0.01,
             router_aux: 1.0 / 3.0,
@@ -91,6 +98,7 @@ fn full() -> Config {
                 factor: 2.5,
                 groups: 4,
                 chosen_groups: 2,
+                biases: true,
                 choice_bias: true,
             }),
             latent: Some(LatentConfig {
@@ -294,7 +302,12 @@ fn parameters(model: &model::ModelConfig) -> usize {
             (Some(experts), true) => of_experts(model, experts),
             _ => 3 * hidden * model.ffn,
         };
-        of_attention(model) + feed_forward + 2 * hidden
+        let norms = if model.norm_placement == NormPlacement::Both {
+            4
+        } else {
+            2
+        };
+        of_attention(model) + feed_forward + norms * hidden
     });
     let embeddings = if model.tie_embeddings { 1 } else { 2 };
     embeddings * model.vocab * hidden + layers.sum::<usize>() + hidden
@@ -315,14 +328,22 @@ fn of_attention(model: &model::ModelConfig) -> usize {
         (true, QkNormExtent::Head) => 2 * model.head_dim,
         (true, QkNormExtent::All) => q + kv,
     };
-    2 * hidden * q + 2 * hidden * kv + bias + head_norms
+    let o_bias = if model.o_bias { hidden } else { 0 };
+    let sinks = if model.attention_sinks {
+        model.heads
+    } else {
+        0
+    };
+    2 * hidden * q + 2 * hidden * kv + bias + o_bias + head_norms + sinks
 }
 
 fn of_experts(model: &model::ModelConfig, experts: &ExpertsConfig) -> usize {
     let widths = experts.count * experts.ffn + experts.shared_ffn;
     let router = experts.count * model.hidden;
     let gate = if experts.shared_gate { model.hidden } else { 0 };
-    3 * model.hidden * widths + router + gate
+    let of_biases = experts.count * (2 * experts.ffn + model.hidden + 1);
+    let biases = if experts.biases { of_biases } else { 0 };
+    3 * model.hidden * widths + router + gate + biases
 }
 
 #[test]
@@ -355,6 +376,13 @@ fn presets_have_the_published_parameter_counts() {
         ("phi-4-mini", 3_836_021_760),
         ("glm-4.5-air", 106_852_245_504),
         ("glm-4.7-flash", 29_943_390_976),
+        ("gemma-3-270m", 268_098_176),
+        ("gemma-3-1b", 999_885_952),
+        ("gemma-3-4b", 3_880_263_168),
+        ("gemma-3-12b", 11_766_034_176),
+        ("gemma-3-27b", 27_009_346_304),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
         ("gpt2", 124_439_808),
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),

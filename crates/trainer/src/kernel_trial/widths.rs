@@ -158,6 +158,7 @@ impl AttentionWidths {
             v_head_dim: self.v_head_dim,
             window,
             scale: None,
+            cap: None,
         }
     }
 

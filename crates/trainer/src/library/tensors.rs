@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use candle_core::{DType, Device, Tensor};
 use data::{MASKED, MicroBatch, StepBatch};
-use model::Parameter;
+use model::{Parameter, Transposition};
 use session::NamedStateCopy;
 use settings::Config;
 
@@ -173,7 +173,7 @@ pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f3
 fn as_in_files(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
     let tensor = match parameter.turned() {
         None => tensor,
-        Some(sizes) => tensor.reshape(sizes.as_slice())?.t()?.contiguous()?,
+        Some(of) => turned(&tensor, of)?,
     };
     tensor.reshape(parameter.stored_shape())
 }
@@ -182,6 +182,13 @@ fn as_in_files(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Ten
 fn as_used(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
     match parameter.turned() {
         None => Ok(tensor),
-        Some([rows, columns]) => tensor.reshape((columns, rows))?.t()?.contiguous(),
+        Some(of) => turned(&tensor, of.reversed()),
     }
+}
+
+fn turned(tensor: &Tensor, of: Transposition) -> candle_core::Result<Tensor> {
+    let sizes = [&[of.matrices][..], &of.rows, &of.columns].concat();
+    let swapped = [0, 5, 4, 6, 2, 1, 3];
+    let turned = tensor.reshape(sizes)?.permute(swapped.as_slice())?;
+    turned.contiguous()
 }

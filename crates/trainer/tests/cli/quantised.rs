@@ -1,6 +1,7 @@
 //! `--init-from` a folder that transformers saved in NF4 (`benches/peers/quantised_folders.py`), and adapters on bases of every kind.
 
 use crate::workplace::Workplace;
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -135,6 +136,50 @@ fn a_folder_in_nf4_is_for_adapters_and_stays_as_it_is() {
         place
             .trainer(&plan("--lora 2"))
             .fails(4, &["base/config.json", word, "bf16 or f32"]);
+    }
+}
+
+/// Under adapters experts keep their codes; what is widened is what transformers widens, to the bit.
+#[test]
+fn experts_in_mxfp4_are_kept_under_adapters_and_widened_without() {
+    let place = with("transformers/gpt_oss_mxfp4");
+    let plan = |flags: &str| format!("plan --json --device cpu --init-from base --seq 19 {flags}");
+    let plan_of = |flags: &str| -> Value {
+        let outcome = place.trainer(&plan(flags)).succeeds();
+        serde_json::from_str(&outcome.stdout).unwrap()
+    };
+    let [unset, same] = ["--lora 2", "--lora 2 --base-dtype mxfp4"].map(plan_of);
+    assert!(unset["freeze"]["stored_bytes"]["mxfp4"].as_u64() > Some(0));
+    assert_eq!(unset["peak_bytes"], same["peak_bytes"]);
+    for other in ["nf4", "8bit"] {
+        let flags = format!("--lora 2 --base-dtype {other}");
+        place.trainer(&plan(&flags)).fails(2, &["mxfp4"]);
+    }
+
+    let base = eval(&place, "base");
+    let steps = "--steps 4 --save-final adapter --out run";
+    place.trainer(&train(steps)).succeeds();
+    assert!(eval(&place, "adapter") < base - 0.01);
+    let whole = "train --init-from base --lr 0.01 --quiet --steps 4 --save-final whole --out all";
+    place.trainer(&format!("{whole} {DATA}")).succeeds();
+    assert!(eval(&place, "whole") < base - 0.01);
+    let config = json_of(&place, "whole/config.json");
+    assert_eq!(config["quantization_config"], Value::Null);
+
+    place
+        .trainer("export base --dtype bf16 --out plain")
+        .succeeds();
+    let golden = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/golden/transformers/gpt_oss_mxfp4"
+    );
+    let widened = std::fs::read(Path::new(golden).join("widened.safetensors")).unwrap();
+    let plain = std::fs::read(place.path("plain/model.safetensors")).unwrap();
+    let [widened, plain] = [&widened, &plain].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    for (name, tensor) in widened.tensors() {
+        let own = plain.tensor(&name).unwrap();
+        assert_eq!(own.shape(), tensor.shape(), "{name}");
+        assert!(own.data() == tensor.data(), "{name}");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::common::{
     plan, session, settings, step_batch, variants,
 };
 use memory::{DType, Memory};
-use model::{Action, Attention, Labels, ModelConfig, NormPlacement, Policy, ReplayCounts};
+use model::{Action, Attention, Labels, ModelConfig, Policy, ReplayCounts};
 use proptest::prelude::*;
 use session::Session;
 use settings::Settings;
@@ -98,7 +98,7 @@ fn assert_same_in_every_mode(
     for (index, run) in runs.iter().enumerate() {
         for other in &runs[..index] {
             // With norms behind, `full` replays each last product too, as `full:uniform:2` does.
-            let may_be_equal = model.norm_placement == NormPlacement::After;
+            let may_be_equal = model.norm_placement.is_behind();
             assert!(
                 may_be_equal || run.replayed != other.replayed,
                 "{name} {}",

@@ -50,7 +50,7 @@ fn policies_change_nothing_but_memory() {
     let all = models
         .each_ref()
         .map(|(_, model)| policies(model.labels(), LAYERS));
-    let runs = (0..2).flat_map(|of| (0..all[of].len()).map(move |number| (of, number)));
+    let runs = (0..all.len()).flat_map(|of| (0..all[of].len()).map(move |number| (of, number)));
     let seen = std::sync::Mutex::new(BTreeSet::<&str>::new());
     side_by_side(runs, |(of, number)| {
         let (text, policy) = &all[of][number];
@@ -79,20 +79,23 @@ fn policies_change_nothing_but_memory() {
     assert_eq!(seen.lock().unwrap().len(), REPLAYED.len());
 }
 
-/// Sets every parameter whose name ends so, by the number of an element.
-fn set(session: &mut Session, end: &str, value: impl Fn(usize) -> f32) {
+/// Sets every parameter whose name ends in one of these ways, by the number of an element.
+fn set(session: &mut Session, ends: &[&str], value: impl Fn(usize) -> f32) {
     let layout = session.model().layout().clone();
     let mut found = layout
         .entries()
         .iter()
-        .filter(|entry| entry.name.ends_with(end))
+        .filter(|entry| ends.iter().any(|end| entry.name.ends_with(end)))
         .peekable();
-    assert!(found.peek().is_some(), "{end}");
+    assert!(found.peek().is_some(), "{ends:?}");
     for entry in found {
         let values: Vec<f32> = (0..entry.elements()).map(&value).collect();
         session.set_values(entry.offset, &values).unwrap();
     }
 }
+
+/// How families name their routers.
+const ROUTERS: [&str; 2] = ["mlp.gate.weight", "mlp.router.weight"];
 
 /// A way to send tokens to experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -108,15 +111,13 @@ enum Sent {
 fn send(session: &mut Session, sent: Sent, hidden: usize) {
     match sent {
         Sent::Anywhere => {}
-        Sent::Tied => set(session, "mlp.gate.weight", |at| {
-            (at % hidden) as f32 / 99.0 - 0.2
-        }),
+        Sent::Tied => set(session, &ROUTERS, |at| (at % hidden) as f32 / 99.0 - 0.2),
         Sent::ToTheFirst => {
             // x is nearly equal to a constant vector where the embedding is.
-            set(session, "embed_tokens.weight", |at| {
+            set(session, &["embed_tokens.weight"], |at| {
                 5.0 + (at % 7) as f32 * 0.01
             });
-            set(session, "mlp.gate.weight", |at| -((at / hidden) as f32));
+            set(session, &ROUTERS, |at| -((at / hidden) as f32));
         }
     }
 }

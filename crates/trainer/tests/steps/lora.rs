@@ -6,7 +6,8 @@ use crate::common::{assert_as_planned, config, parameters, plan, session, varian
 use files::PieceSource;
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::{Category, Cover, DType, Home, Homes, Layout, Lease, Memory, MemoryChange};
+use memory::{Category, Codes, Cover, DType, Home, Homes, Layout, Lease, Memory, MemoryChange};
+use model::Quantisation;
 use session::Session;
 use settings::{BaseType, Config, Settings};
 use std::rc::Rc;
@@ -41,6 +42,12 @@ fn adapted(model: &str, dtype: DType, mode: &str) -> Config {
     config
 }
 
+/// Gives experts as many inputs as MXFP4 takes.
+fn in_whole_blocks(config: &mut Config) {
+    config.model.hidden = 64;
+    config.model.experts.as_mut().unwrap().ffn = 32;
+}
+
 #[test]
 fn factors_alone_change_and_are_saved() {
     for model in [LLAMA, GPT2, DEEPSEEK, EXPERTS] {
@@ -71,11 +78,16 @@ fn codes_train_as_the_values_that_they_stand_for() {
         (BaseType::EightBit, LLAMA, DType::BF16),
         (BaseType::EightBit, QWEN_MOE, DType::BF16),
         (BaseType::Nf4, DEEPSEEK, DType::BF16),
+        (BaseType::Mxfp4, EXPERTS, DType::BF16),
+        (BaseType::Mxfp4, DEEPSEEK, DType::F32),
     ] {
         let name = format!("{base} {model} {dtype:?}");
         let of = |base| {
             let mut config = adapted(model, dtype, "none");
             config.lora.base_dtype = base;
+            if name.starts_with("mxfp4") {
+                in_whole_blocks(&mut config);
+            }
             Settings::new(&config).unwrap()
         };
         let went = |session: &mut Session, settings: &Settings| {
@@ -254,4 +266,60 @@ fn no_lease_is_as_large_as_what_is_frozen() {
             "{names:?}"
         );
     }
+}
+
+/// Experts alone are stored in MXFP4, in blocks of their inputs.
+#[test]
+fn mxfp4_is_for_experts_in_whole_blocks() {
+    let refused = |model: &str, change: &dyn Fn(&mut Config), words: &[&str]| {
+        let mut config = adapted(model, DType::BF16, "none");
+        config.lora.base_dtype = Some(BaseType::Mxfp4);
+        change(&mut config);
+        let settings = Settings::new(&config).unwrap();
+        let layout = settings.layout(&settings.architecture());
+        let error = layout.unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "{error}");
+        }
+    };
+    let whole: &dyn Fn(&mut Config) = &in_whole_blocks;
+    refused(LLAMA, &|_| {}, &["mxfp4", "has none", "nf4 or 8bit"]);
+    refused(
+        EXPERTS,
+        &|_| {},
+        &["gate_up_proj", "52 inputs", "nf4 or 8bit"],
+    );
+    refused(
+        EXPERTS,
+        &|config| {
+            whole(config);
+            config.model.experts.as_mut().unwrap().ffn = 36;
+        },
+        &["down_proj", "36 inputs"],
+    );
+    // A folder of other codes.
+    let folder = Quantisation {
+        codes: Codes::Mxfp4,
+        plain: Vec::new(),
+    };
+    let mut config = adapted(EXPERTS, DType::BF16, "none");
+    whole(&mut config);
+    config.lora.base_dtype = Some(BaseType::Nf4);
+    let error = config
+        .lora
+        .adopt_codes(&folder, true)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("--base-dtype nf4") && error.contains("weights are mxfp4"),
+        "{error}"
+    );
+    config.lora.base_dtype = None;
+    config.lora.adopt_codes(&folder, true).unwrap();
+    assert_eq!(config.lora.base_dtype, Some(BaseType::Mxfp4));
+    let settings = Settings::new(&config).unwrap();
+    let session = session(&settings);
+    let coded = session.model().layout().entries().iter();
+    let coded = coded.filter(|entry| entry.codes == Some(Codes::Mxfp4));
+    assert_eq!(coded.count(), 4, "two of each layer with experts");
 }

@@ -26,7 +26,7 @@ fn open(family: &str) -> Golden {
 fn every_family_agrees_with_transformers() {
     for family in FAMILIES {
         let is_mixture = family.contains("moe")
-            || ["mixtral", "deepseek"]
+            || ["mixtral", "deepseek", "gpt_oss"]
                 .iter()
                 .any(|name| family.starts_with(name));
         let ways = [
@@ -112,6 +112,21 @@ fn the_tolerances_see_likely_mistakes() {
         ("olmo3", "one_rotation"),
         ("ministral3", "no_temperature"),
         ("phi3_long", "long_factors"),
+        ("gemma2", "norms_without_one"),
+        ("gemma2", "embeddings_not_scaled"),
+        ("gemma2", "scores_not_capped"),
+        ("gemma2", "logits_not_capped"),
+        ("gemma2", "scores_by_width"),
+        ("gemma2", "gelu_erf"),
+        ("gemma3", "one_rotation"),
+        ("gemma3", "nothing_scaled"),
+        ("gpt_oss", "no_sinks"),
+        ("gpt_oss", "nothing_clamped"),
+        ("gpt_oss", "other_sigmoid"),
+        ("gpt_oss", "gate_and_up_swapped"),
+        ("gpt_oss", "gate_before_up"),
+        ("gpt_oss", "softmax_before_top_k"),
+        ("gpt_oss", "ramp_rounded"),
     ] {
         let golden = open(family);
         let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);

@@ -32,6 +32,12 @@ fn experts(m: &ModelShapes) -> Option<([usize; 2], [usize; 3])> {
     Some(([m.tokens(), m.tokens() * choices], m.gate_up()))
 }
 
+/// A bias of experts, so wide, and the experts of the choices.
+fn bias_of_experts<'a>(m: &ModelShapes, o: &'a CaseTensors, width: usize) -> Option<ExpertBias<'a>> {
+    let [experts, _] = m.experts?;
+    Some(ExpertBias { bias: o.input(BF16, [experts, width]), ids: o.grouped(m, 0)? })
+}
+
 fn turn<'a>(m: &ModelShapes, o: &'a CaseTensors) -> Option<Turn<'a>> {
     let seq = m.batch[1];
     let table = o.input(F32, [2, seq, m.head_dim / 2]);
@@ -76,15 +82,15 @@ pub const TABLE: &[(&str, Build)] = &[
         let ([q, k, v], shape) = (o.qkv(m), m.attention());
         some(FlashAttention {
             out: Some(o.out(BF16, dims(&q))), lse: Some(o.out(F32, [m.batch[0], m.heads[0], m.batch[1]])),
-            scratch: o.out(F32, [FlashAttention::scratch_elements(Target::Cuda, shape, BF16)]), q, k, v, shape, options: FlashOptions::default(),
+            scratch: o.out(F32, [FlashAttention::scratch_elements(Target::Cuda, shape, BF16)]), q, k, v, sinks: None, shape, options: FlashOptions::default(),
         })
     }),
     ("flash_attention_backward", |m, o| {
         let ([q, k, v], shape) = (o.qkv(m), m.attention());
         let [dq, dk, dv] = [q, k, v].map(|x| o.out(BF16, dims(&x)));
         some(FlashAttentionBackward {
-            dq, dk, dv, scratch: o.out(F32, [FlashAttentionBackward::scratch_elements(Target::Cuda, shape, BF16)]),
-            dout: o.input(BF16, dims(&q)), out: o.input(BF16, dims(&q)), q, k, v, shape, options: FlashOptions::default(),
+            dq, dk, dv, dsinks: None, dsinks_init: Init::Overwrite, scratch: o.out(F32, [FlashAttentionBackward::scratch_elements(Target::Cuda, shape, BF16)]),
+            dout: o.input(BF16, dims(&q)), out: o.input(BF16, dims(&q)), q, k, v, sinks: None, shape, options: FlashOptions::default(),
             // About that of scores near zero.
             lse: o.full(F32, [m.batch[0], m.heads[0], m.batch[1]], (m.batch[1] as f64 / 2.0).ln()),
         })
@@ -154,13 +160,13 @@ pub const TABLE: &[(&str, Build)] = &[
     }),
     ("rms_norm", |m, o| {
         let x = o.input(BF16, [m.tokens(), m.hidden]);
-        some(RmsNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, [m.tokens()])), form: OutputForm::Values, x, weight: o.input(BF16, [m.hidden]), eps: 1e-6 })
+        some(RmsNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, [m.tokens()])), form: OutputForm::Values, x, weight: o.input(BF16, [m.hidden]), plus_one: false, eps: 1e-6 })
     }),
     ("rms_norm_backward", |m, o| {
         let x = o.input(BF16, [m.tokens(), m.hidden]);
         some(RmsNormBackward {
             dx: o.changed(BF16, dims(&x)), dx_init: Init::Accumulate, dweight: o.changed(F32, [m.hidden]), dweight_init: Init::Accumulate,
-            dy: o.input(BF16, dims(&x)), x, weight: o.input(BF16, [m.hidden]), rstd: o.full(F32, [m.tokens()], 1.7),
+            dy: o.input(BF16, dims(&x)), x, weight: o.input(BF16, [m.hidden]), plus_one: false, rstd: o.full(F32, [m.tokens()], 1.7),
         })
     }),
     ("split_qkv", |m, o| {
@@ -174,25 +180,48 @@ pub const TABLE: &[(&str, Build)] = &[
     }),
     ("swiglu", |m, o| {
         dense(m)?;
-        some(Swiglu { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), form: OutputForm::Values })
+        some(GatedActivation { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), function: GateFunction::Silu, form: OutputForm::Values })
+    }),
+    ("geglu", |m, o| {
+        dense(m)?;
+        some(GatedActivation { act: o.out(BF16, [m.tokens(), m.ffn]), gate_up: o.input(BF16, [m.tokens(), 2 * m.ffn]), function: GateFunction::GeluTanh, form: OutputForm::Values })
     }),
     ("swiglu_backward", |m, o| {
         dense(m)?;
-        some(SwigluBackward { gate_up: o.changed(BF16, [m.tokens(), 2 * m.ffn]), dact: o.input(BF16, [m.tokens(), m.ffn]), largest: None })
+        some(GatedActivationBackward { gate_up: o.changed(BF16, [m.tokens(), 2 * m.ffn]), dact: o.input(BF16, [m.tokens(), m.ffn]), function: GateFunction::Silu, largest: None })
     }),
     ("weighed_swiglu", |m, o| {
         let ([_, r], _) = experts(m)?;
-        some(WeighedSwiglu { act: o.out(BF16, [r, m.ffn]), gate_up: o.input(BF16, [r, 2 * m.ffn]), weights: o.input(F32, [r]), row_slot: o.grouped(m, 3) })
+        some(WeighedGatedActivation { act: o.out(BF16, [r, m.ffn]), gate_up: o.input(BF16, [r, 2 * m.ffn]), function: GateFunction::Silu, weights: o.input(F32, [r]), row_slot: o.grouped(m, 3), bias: None })
     }),
     ("weighed_swiglu_backward", |m, o| {
         let ([_, r], _) = experts(m)?;
-        some(WeighedSwigluBackward {
-            gate_up: o.changed(BF16, [r, 2 * m.ffn]), dweights: o.out(F32, [r]), dact: o.input(BF16, [r, m.ffn]), weights: o.input(F32, [r]), row_slot: o.grouped(m, 3),
+        some(WeighedGatedActivationBackward {
+            gate_up: o.changed(BF16, [r, 2 * m.ffn]), function: GateFunction::Silu, dweights: o.out(F32, [r]), dweights_init: Init::Overwrite, dact: o.input(BF16, [r, m.ffn]), weights: o.input(F32, [r]), row_slot: o.grouped(m, 3), bias: None,
         })
     }),
     ("sum_rows", |m, o| {
         let ([t, r], _) = experts(m)?;
-        some(SumRows { out: o.out(BF16, [t, m.hidden]), rows: o.input(BF16, [r, m.hidden]), slot_row: o.grouped(m, 4)?, init: Init::Overwrite })
+        some(SumRows { out: o.out(BF16, [t, m.hidden]), rows: o.input(BF16, [r, m.hidden]), slot_row: o.grouped(m, 4)?, bias: None, init: Init::Overwrite })
+    }),
+    ("sum_rows.biased", |m, o| {
+        let ([t, r], _) = experts(m)?;
+        let bias = WeighedBias { of: bias_of_experts(m, o, m.hidden)?, weights: o.input(F32, [r]) };
+        some(SumRows { out: o.out(BF16, [t, m.hidden]), rows: o.input(BF16, [r, m.hidden]), slot_row: o.grouped(m, 4)?, bias: Some(bias), init: Init::Overwrite })
+    }),
+    ("weighed_swiglu.biased", |m, o| {
+        let ([_, r], _) = experts(m)?;
+        let (function, bias) = (GateFunction::ClampedSwish { alpha: 1.702, limit: 7.0 }, bias_of_experts(m, o, 2 * m.ffn));
+        some(WeighedGatedActivation { act: o.out(BF16, [r, m.ffn]), gate_up: o.input(BF16, [r, 2 * m.ffn]), function, weights: o.input(F32, [r]), row_slot: o.grouped(m, 3), bias })
+    }),
+    ("expert_bias_gradient", |m, o| {
+        let ([_, r], [e, n, _]) = experts(m)?;
+        let dy = ExpertRows::in_order(o.input(BF16, [r, n]));
+        some(ExpertBiasGradient { out: o.changed(F32, [e, n]), dy, weights: None, offsets: o.grouped(m, 1)?, init: Init::Accumulate })
+    }),
+    ("expert_bias_dweights", |m, o| {
+        let ([t, r], _) = experts(m)?;
+        some(ExpertBiasDweights { dweights: o.out(F32, [t, r / t]), dy: o.input(BF16, [t, m.hidden]), bias: bias_of_experts(m, o, m.hidden)? })
     }),
     ("route", |m, o| {
         let (t, [e, choices]) = (m.tokens(), m.experts?);
@@ -219,7 +248,11 @@ pub const TABLE: &[(&str, Build)] = &[
     // So many tokens at a time go through the head.
     ("cross_entropy", |m, o| {
         let t = m.tokens().min(4096);
-        some(CrossEntropy { losses: o.out(F32, [t]), logits: o.changed(BF16, [t, m.vocab]), targets: o.ids([t], m.vocab), scale: None })
+        some(CrossEntropy { losses: o.out(F32, [t]), logits: o.changed(BF16, [t, m.vocab]), targets: o.ids([t], m.vocab), scale: None, cap: None })
+    }),
+    ("cross_entropy.capped", |m, o| {
+        let t = m.tokens().min(4096);
+        some(CrossEntropy { losses: o.out(F32, [t]), logits: o.changed(BF16, [t, m.vocab]), targets: o.ids([t], m.vocab), scale: None, cap: Some(30.0) })
     }),
     ("adamw", |m, o| adamw(m, o, States::F32)),
     ("adamw.bf16", |m, o| adamw(m, o, States::Bf16)),

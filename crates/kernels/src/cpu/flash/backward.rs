@@ -5,13 +5,14 @@
 //! in the order of the keys.
 
 use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
-use crate::AttentionShape;
 use crate::cpu::Shared;
-use crate::cpu::attention::{Pieces, Task, panel};
+use crate::cpu::attention::{Pieces, Task, capped, panel, slope};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
+use crate::cpu::sinks::sink_gradient;
 use crate::operation::FlashAttentionBackward;
+use crate::{AttentionShape, Positive};
 
 pub(in crate::cpu) fn flash_attention_backward(op: FlashAttentionBackward) {
     by_dtype!(op.q.dtype(), flash_attention_backward_of(op));
@@ -45,6 +46,12 @@ fn flash_attention_backward_of<T: Real>(op: FlashAttentionBackward) {
             store_dq(&operands, task, &room);
         }
     });
+    if let (Some(dsinks), Some(sinks)) = (op.dsinks, op.sinks) {
+        let gradient = (dsinks, &op.dsinks_init);
+        sink_gradient(gradient, [sinks, op.lse], op.shape, |row| {
+            operands.row_sum(row)
+        });
+    }
 }
 
 /// The pass's inputs, and the gradient whose sums need no f32 scratch.
@@ -54,6 +61,23 @@ struct Operands<'a, T> {
     out: &'a [T],
     lse: &'a [f32],
     dq: Shared<T>,
+}
+
+impl<T: Real> Operands<'_, T> {
+    /// The sum of `dout * out` over a row of `lse [b, heads, s]`.
+    fn row_sum(&self, row: usize) -> f32 {
+        let AttentionShape {
+            seq,
+            heads,
+            v_head_dim,
+            ..
+        } = self.inputs.shape;
+        let (head, token) = (row / seq % heads, row / seq / heads * seq + row % seq);
+        let at = (token * heads + head) * v_head_dim;
+        let mut sum = [0.0];
+        row_dots::<T>(&mut sum, &self.dout[at..], &self.out[at..], 0, v_head_dim);
+        sum[0]
+    }
 }
 
 /// A task's scratch.
@@ -262,7 +286,7 @@ fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Backw
         if let Some(mask) = inputs.mask {
             drop_elements(dprobs, element, 1, mask);
         }
-        softmax_backward(probs, dprobs, lse[row], dots[row]);
+        softmax_backward(probs, dprobs, lse[row], dots[row], inputs.shape.cap);
         if let Some(mask) = inputs.mask {
             drop_elements(probs, element, 1, mask);
         }
@@ -308,11 +332,26 @@ vectorized! {
         }
     }
 
-    /// `probs` holds scores of a query and becomes p = e^(score - lse); `dprobs` becomes p (dp - dot).
-    fn softmax_backward(probs: &mut [f32], dprobs: &mut [f32], lse: f32, dot: f32) {
+    /// `probs` holds scores of a query and becomes p = e^(score - lse), of a score within its cap; `dprobs` becomes p (dp - dot), times
+    /// the slope of the cap.
+    fn softmax_backward(
+        probs: &mut [f32],
+        dprobs: &mut [f32],
+        lse: f32,
+        dot: f32,
+        cap: Option<Positive>,
+    ) {
+        let Some(_) = cap else {
+            for (p, dp) in probs.iter_mut().zip(dprobs) {
+                *p = exp(*p - lse);
+                *dp = *p * (*dp - dot);
+            }
+            return;
+        };
         for (p, dp) in probs.iter_mut().zip(dprobs) {
-            *p = exp(*p - lse);
-            *dp = *p * (*dp - dot);
+            let score = capped(*p, cap);
+            *p = exp(score - lse);
+            *dp = *p * (*dp - dot) * slope(score, cap);
         }
     }
 }

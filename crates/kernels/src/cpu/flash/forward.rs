@@ -1,13 +1,13 @@
 //! The forward pass: online softmax over blocks of keys (Milakov and Gimelshein 2018; Dao et al. 2022).
 
 use super::{Block, Inputs, KEYS, QUERIES, block_sizes, drop_elements, for_each_item, transpose};
-use crate::AttentionShape;
 use crate::cpu::Shared;
-use crate::cpu::attention::{Pieces, panel};
+use crate::cpu::attention::{Pieces, capped, panel};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
 use crate::operation::FlashAttention;
+use crate::{AttentionShape, Positive};
 
 pub(in crate::cpu) fn flash_attention(op: FlashAttention) {
     by_dtype!(op.q.dtype(), flash_attention_of(op));
@@ -18,6 +18,7 @@ fn flash_attention_of<T: Real>(op: FlashAttention) {
     let lse = op.lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
     let inputs = Inputs::<T>::new([op.q, op.k, op.v], op.shape, op.options);
     let heads = op.shape.batch * op.shape.kv_heads;
+    let sinks = op.sinks.map(|sinks| sinks.slice::<T>());
     let blocks = op.shape.seq.div_ceil(QUERIES);
     for_each_item(heads * blocks, op.scratch.slice_mut(), |item, scratch| {
         let task = inputs.task(item % heads);
@@ -32,7 +33,8 @@ fn flash_attention_of<T: Real>(op: FlashAttention) {
                 queries: (first, queries),
                 keys: (0, first + queries),
             };
-            attend(&inputs, block, out, &mut room);
+            let sink = sinks.map(|sinks| sinks[head].widen());
+            attend(&inputs, block, sink, out, &mut room);
             if let Some(lse) = lse {
                 // SAFETY: the statistics of these queries of this head belong to this task.
                 unsafe { room.store_lse(lse.at(block.statistics_offset()), queries) };
@@ -74,6 +76,20 @@ impl<'a> ForwardScratch<'a> {
         }
     }
 
+    /// Adds a sink to what each query has seen: a weight without a value. Sums of `dim` values follow, if they are wanted.
+    fn join_sink(&mut self, sink: f32, dim: Option<usize>) {
+        let statistics = self.largest.iter_mut().zip(&mut *self.total);
+        for ((largest, total), rescale) in statistics.zip(&mut *self.rescale) {
+            let before = *largest;
+            *largest = before.max(sink);
+            *rescale = weight(before, *largest);
+            *total = *total * *rescale + weight(sink, *largest);
+        }
+        if let Some(dim) = dim {
+            rescale_rows(self.sums, self.rescale, dim);
+        }
+    }
+
     /// Logarithms of the sums of e^score.
     ///
     /// # Safety
@@ -104,10 +120,11 @@ impl<'a> ForwardScratch<'a> {
     }
 }
 
-/// Goes over the key blocks that a block of queries sees, and stores the output if it is wanted.
+/// Goes over the key blocks that a block of queries sees, adds their head's sink, and stores the output if it is wanted.
 fn attend<T: Real>(
     inputs: &Inputs<T>,
     block: Block,
+    sink: Option<f32>,
     out: Option<Shared<T>>,
     room: &mut ForwardScratch,
 ) {
@@ -134,6 +151,9 @@ fn attend<T: Real>(
             add_values(inputs, block, key == first_key, room);
         }
     }
+    if let Some(sink) = sink {
+        room.join_sink(sink, out.map(|_| v_dim));
+    }
     if let Some(out) = out {
         let out = out.at(task.q_offset(v_dim, block.head, first_query));
         // SAFETY: these rows and columns of the output belong to this task.
@@ -156,6 +176,9 @@ fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Forwar
         );
         let scores = Output::rows(room.scores.as_mut_ptr(), columns);
         product((keys, columns, dim), scores, k, q, task.shape.scale());
+    }
+    if task.shape.cap.is_some() {
+        cap_scores(&mut room.scores[..keys * columns], task.shape.cap);
     }
     hide(inputs, block, room);
     online_softmax(
@@ -265,6 +288,10 @@ vectorized! {
             }
             *lanes(largest, start) = after;
         }
+    }
+
+    fn cap_scores(scores: &mut [f32], cap: Option<Positive>) {
+        scores.iter_mut().for_each(|score| *score = capped(*score, cap));
     }
 
     /// Scores of one key, by queries that see keys from their first on.

@@ -9,8 +9,10 @@ mod sm90;
 pub use sm80::flash_shared_bytes;
 pub use sm90::flash_has_sm90;
 
+use super::attention::score_arguments;
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
+use super::sinks::sink_gradient;
 use super::{Argument, Cuda, Driver, Kernel, KernelKind, arguments, kernel};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, FlashOptions, Result};
@@ -111,7 +113,8 @@ fn joined<const N: usize, const PARTS: usize>(parts: [&[Argument]; PARTS]) -> [A
 }
 
 /// The arguments that every kernel ends with.
-fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 11] {
+fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 13] {
+    let [scale, cap, within_cap] = score_arguments(shape);
     let [threshold, key, kept_scale] = dropout_arguments(options.dropout);
     let window = match shape.is_windowed() {
         true => shape.reach() as i32,
@@ -119,14 +122,14 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 11] {
     };
     arguments! {
         &options.documents, shape.seq, shape.heads, shape.kv_heads, shape.qk_head_dim,
-        shape.v_head_dim, shape.scale(), Argument::Int(window), threshold, key, kept_scale,
+        shape.v_head_dim, scale, Argument::Int(window), threshold, key, kept_scale, cap, within_cap,
     }
 }
 
 pub(super) fn flash_attention<D: Driver>(cuda: &Cuda<D>, op: FlashAttention) -> Result {
     let (_, Passes { forward, .. }) = passes_for(cuda, "flash_attention", op.shape, op.q.dtype())?;
-    let operands = arguments![&op.out, &op.lse, &op.q, &op.k, &op.v];
-    let arguments: [Argument; 16] = joined([&operands, &common(op.shape, &op.options)]);
+    let operands = arguments![&op.out, &op.lse, &op.sinks, &op.q, &op.k, &op.v];
+    let arguments: [Argument; 19] = joined([&operands, &common(op.shape, &op.options)]);
     let extent = forward.extent(op.shape, op.shape.heads);
     cuda.launch(forward.kernel, extent, &arguments)
 }
@@ -147,7 +150,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     match kind {
         KernelKind::Sm80 => {
             row_sums(cuda, &sums, &op.dout, &op.out, shape)?;
-            let arguments: [Argument; 18] = joined([&arguments![&op.dq], &read, &common]);
+            let arguments: [Argument; 20] = joined([&arguments![&op.dq], &read, &common]);
             cuda.launch(kernel, extent, &arguments)?;
         }
         // The kernel for dq finds the sums of rows, too.
@@ -155,18 +158,24 @@ pub(super) fn flash_attention_backward<D: Driver>(
             let operands = arguments! {
                 &op.dq, &sums, &op.dout, &op.out, &op.lse, &op.q, &op.k, &op.v,
             };
-            let arguments: [Argument; 19] = joined([&operands, &common]);
+            let arguments: [Argument; 21] = joined([&operands, &common]);
             cuda.launch(kernel, extent, &arguments)?;
         }
     }
     let written = arguments![&op.dk, &op.dv, &partial, parts];
     let Pass { kernel, .. } = passes.key_gradients;
     let extent = passes.key_gradients.extent(shape, shape.kv_heads * parts);
-    let arguments: [Argument; 21] = joined([&written, &read, &common]);
+    let arguments: [Argument; 23] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
-    match parts {
-        1 => Ok(()),
-        _ => add_parts(cuda, written, [&op.dk, &op.dv]),
+    if parts > 1 {
+        add_parts(cuda, written, [&op.dk, &op.dv])?;
+    }
+    match (&op.dsinks, &op.sinks) {
+        (Some(dsinks), Some(sinks)) => {
+            let gradient = (dsinks, &op.dsinks_init);
+            sink_gradient(cuda, gradient, [sinks, &op.lse, &sums.as_in()], shape)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -36,11 +36,12 @@ pub(super) fn block_keys(width: usize, dtype: DType) -> usize {
 }
 
 /// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Only the kernels for the widest heads take
-/// different widths of keys and values.
+/// different widths of keys and values, and caps.
 pub(super) fn kernel_width(shape: AttentionShape) -> Option<usize> {
     const WIDTHS: [usize; 4] = [32, 64, 128, 256];
     let [qk, v] = shape.head_dims();
-    let fits = |width: &usize| qk.max(v) <= *width && (qk == v || *width == 256);
+    let is_plain = qk == v && shape.cap.is_none();
+    let fits = |width: &usize| qk.max(v) <= *width && (is_plain || *width == 256);
     WIDTHS.into_iter().find(fits)
 }
 

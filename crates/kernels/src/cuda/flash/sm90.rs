@@ -85,7 +85,7 @@ macro_rules! kernel_of_width {
 impl Blocks {
     /// The pass of a kernel. In shared memory a block keeps rows of `kept` bytes, and stages of rows of `staged` bytes, with barriers.
     fn pass(&self, kernel: Kernel, kept: usize, staged: [usize; 2]) -> Pass {
-        /// Two of a stage, of 8 bytes each; and that of the rows that are kept, as a chunk.
+        /// Two of a stage, of 8 bytes each; and that of the rows that are kept, as a chunk with room for a sink.
         const BARRIERS: usize = 2 * 8;
         let stages = self.stages.iter().zip(staged);
         let stages = stages.map(|(count, bytes)| count * (self.tile * bytes + BARRIERS));
@@ -128,8 +128,11 @@ impl Kernels {
     }
 }
 
-/// The passes for a shape; none for heads that only the kernels for all GPUs take.
+/// The passes for a shape; none for heads, and for caps on scores, that only the kernels for all GPUs take.
 pub(super) fn passes(shape: AttentionShape) -> Option<Passes> {
+    if shape.cap.is_some() {
+        return None;
+    }
     let [qk, v] = shape.head_dims();
     let fits = |kernels: &&Kernels| qk <= kernels.widths[0] && v <= kernels.widths[1];
     let found = KERNELS.iter().find(fits).filter(|_| qk.max(v) >= NARROWEST);
@@ -139,4 +142,19 @@ pub(super) fn passes(shape: AttentionShape) -> Option<Passes> {
 /// Whether there are kernels for Hopper of flash attention of a shape and a type.
 pub fn flash_has_sm90(shape: AttentionShape, dtype: DType) -> bool {
     dtype == DType::BF16 && passes(shape).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Positive;
+
+    #[test]
+    fn capped_scores_have_no_kernels_for_hopper() {
+        let plain = AttentionShape::new([1, 100], [2, 1], 128);
+        let cap = Some(Positive::new(50.0));
+        let capped = AttentionShape { cap, ..plain };
+        let found = [plain, capped].map(|shape| flash_has_sm90(shape, DType::BF16));
+        assert_eq!(found, [true, false]);
+    }
 }

@@ -1,10 +1,13 @@
 //! Whole matrices as codes, on the host.
 
-use super::{SIGNED, nf4_values, quantise_absmax, quantise_nf4};
+use super::{
+    QuantisedAbsmax, SIGNED, mxfp4_exponent, mxfp4_values, nf4_values, quantise_absmax,
+    quantise_mxfp4, quantise_nf4,
+};
 use memory::Codes;
 use rayon::prelude::*;
 
-/// Quantises values from the beginning of a block on: their codes, and the `absmax` of each block.
+/// Quantises values from the beginning of a block on: their codes, and the `absmax` of each block, or its power of two.
 pub fn quantise_blocks(codes: Codes, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let (elements, bytes) = codes.block();
     let mut out = vec![0; (values.len() * bytes).div_ceil(elements)];
@@ -12,26 +15,44 @@ pub fn quantise_blocks(codes: Codes, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let absmax = blocks.with_min_len(256).map(|(values, out)| match codes {
         Codes::EightBit => SIGNED.quantise(values, out),
         Codes::Nf4 => quantise_nf4(values, out),
+        Codes::Mxfp4 => quantise_mxfp4(values, out),
     });
     let absmax = absmax.collect();
     (out, absmax)
 }
 
-/// The values of the codes of one block, or of its beginning. Of 8-bit codes, `absmax_code` is none, and `absmax` the
-/// block's own; otherwise it belongs to the block's code, above `offset`.
-pub fn dequantise_block(
-    (bytes, absmax_code): (&[u8], Option<u8>),
-    (absmax, offset): (f32, f32),
-    values: &mut [f32],
-) {
-    let Some(absmax_code) = absmax_code else {
-        return SIGNED.dequantise(bytes, absmax, values);
+/// What the codes of a block are multiplied with.
+#[derive(Clone, Copy, Debug)]
+pub enum BlockScale {
+    /// Of 8-bit codes: the block's own `absmax`.
+    Absmax(f32),
+    /// Of NF4: the code of the block's `absmax`, and the `absmax` and offset of that.
+    Coded {
+        /// The code.
+        code: u8,
+        /// The `absmax` of the code's block.
+        absmax: f32,
+        /// What is added to it.
+        offset: f32,
+    },
+    /// Of MXFP4: the exponent of the block's power of two.
+    Exponent(u8),
+}
+
+/// The values of the codes of one block, or of its beginning.
+pub fn dequantise_block(bytes: &[u8], scale: BlockScale, values: &mut [f32]) {
+    let (of, shifts) = match scale {
+        BlockScale::Absmax(absmax) => return SIGNED.dequantise(bytes, absmax, values),
+        BlockScale::Coded {
+            code,
+            absmax,
+            offset,
+        } => (nf4_values(code, absmax, offset), [4, 0]),
+        BlockScale::Exponent(exponent) => (mxfp4_values(exponent), [0, 4]),
     };
-    let of = nf4_values(absmax_code, absmax, offset);
     for (pair, byte) in values.chunks_mut(2).zip(bytes) {
-        pair[0] = of[usize::from(byte >> 4)];
-        if let Some(second) = pair.get_mut(1) {
-            *second = of[usize::from(byte & 15)];
+        for (value, shift) in pair.iter_mut().zip(shifts) {
+            *value = of[usize::from(byte >> shift & 15)];
         }
     }
 }
@@ -39,19 +60,22 @@ pub fn dequantise_block(
 /// Replaces the elements of a matrix by what their codes stand for.
 pub fn round_to_codes(codes: Codes, values: &mut [f32]) {
     let (elements, bytes) = codes.block();
-    let (out, absmax) = quantise_blocks(codes, values);
+    let (out, scales) = quantise_blocks(codes, values);
+    let absmax = match codes {
+        Codes::Nf4 => quantise_absmax(&scales),
+        Codes::EightBit | Codes::Mxfp4 => QuantisedAbsmax::default(),
+    };
+    let scale = |block: usize| match codes {
+        Codes::EightBit => BlockScale::Absmax(scales[block]),
+        Codes::Nf4 => BlockScale::Coded {
+            code: absmax.codes[block],
+            absmax: absmax.absmax[block / Codes::BLOCK],
+            offset: absmax.offset,
+        },
+        Codes::Mxfp4 => BlockScale::Exponent(mxfp4_exponent(scales[block])),
+    };
     let blocks = values.par_chunks_mut(elements).zip(out.par_chunks(bytes));
-    match codes {
-        Codes::EightBit => blocks.zip(&absmax).for_each(|((values, out), absmax)| {
-            dequantise_block((out, None), (*absmax, 0.0), values);
-        }),
-        Codes::Nf4 => {
-            let scales = quantise_absmax(&absmax);
-            let numbered = blocks.zip(&scales.codes).enumerate();
-            numbered.for_each(|(number, ((values, out), code))| {
-                let absmax = scales.absmax[number / Codes::BLOCK];
-                dequantise_block((out, Some(*code)), (absmax, scales.offset), values);
-            });
-        }
-    }
+    blocks
+        .enumerate()
+        .for_each(|(number, (values, bytes))| dequantise_block(bytes, scale(number), values));
 }

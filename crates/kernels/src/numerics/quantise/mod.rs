@@ -6,10 +6,12 @@
 
 mod coded;
 mod map;
+mod mxfp4;
 mod nf4;
 
-pub use coded::{dequantise_block, quantise_blocks, round_to_codes};
+pub use coded::{BlockScale, dequantise_block, quantise_blocks, round_to_codes};
 use map::{SIGNED_BITS, UNSIGNED_BITS};
+pub use mxfp4::{MXFP4_EXPONENT_MAX, mxfp4_exponent, mxfp4_values, quantise_mxfp4};
 pub use nf4::{
     NF4, QuantisedAbsmax, nf4_values, quantise_absmax, quantise_absmax_above, quantise_nf4,
 };

@@ -57,7 +57,7 @@ pub fn quantise_nf4(values: &[f32], codes: &mut [u8]) -> f32 {
 }
 
 /// The `absmax` of all blocks of a matrix, quantised.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct QuantisedAbsmax {
     /// A code for each block.
     pub codes: Vec<u8>,

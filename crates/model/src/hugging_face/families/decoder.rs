@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 
 /// What transformers' class assumes of keys that a file leaves out.
 pub(super) struct Assumed {
+    /// Heads; none: a file has to say.
+    pub(super) heads: Option<usize>,
+    /// Tokens of the vocabulary; none: a file has to say.
+    pub(super) vocab: Option<usize>,
     /// Heads of keys and values; none: as many as heads. Null in a file means the latter, whatever the class assumes.
     pub(super) kv_heads: Option<usize>,
     /// Width of a head; none: `hidden_size` divided by the heads.
@@ -17,6 +21,8 @@ pub(super) struct Assumed {
     pub(super) norm_eps: f64,
     /// A tied head.
     pub(super) tied: bool,
+    /// The key of the activation function, and the only one that the family has here.
+    pub(super) activation: [&'static str; 2],
     /// The rotary embedding.
     pub(super) rope: rope::AssumedRope,
 }
@@ -24,10 +30,13 @@ pub(super) struct Assumed {
 impl Assumed {
     /// What Llama's class assumes.
     pub(super) const LLAMA: Assumed = Assumed {
+        heads: None,
+        vocab: None,
         kv_heads: None,
         head_dim: None,
         norm_eps: 1e-6,
         tied: false,
+        activation: ["hidden_act", "silu"],
         rope: rope::AssumedRope::LLAMA,
     };
 }
@@ -56,13 +65,18 @@ pub(super) fn read_with_scores_of_latents(
     assumed: &Assumed,
     rope: Rope,
 ) -> Result<ModelConfig, HfConfigError> {
-    let is_other = |key: &str, value: &str| !keys.is_null(key) && *keys.get(key) != value;
-    keys.refuse("hidden_act", is_other("hidden_act", "silu"))?;
+    let [activation, known] = assumed.activation;
+    keys.refuse_other(activation, &[known])?;
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         let drops = keys.get(key).as_f64().is_some_and(|rate| rate > 0.0);
         keys.refuse(key, drops)?;
     }
-    let (hidden, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
+    let size = |key, assumed: Option<usize>| match assumed {
+        Some(assumed) => keys.size_or(key, assumed),
+        None => keys.size(key),
+    };
+    let hidden = keys.size("hidden_size")?;
+    let heads = size("num_attention_heads", assumed.heads)?;
     let head_dim = assumed.head_dim.unwrap_or(hidden / heads.max(1));
     Ok(ModelConfig {
         hidden,
@@ -74,7 +88,7 @@ pub(super) fn read_with_scores_of_latents(
         },
         head_dim: keys.size_or("head_dim", head_dim)?,
         ffn: keys.size("intermediate_size")?,
-        vocab: keys.size("vocab_size")?,
+        vocab: size("vocab_size", assumed.vocab)?,
         tie_embeddings: keys.flag_or("tie_word_embeddings", assumed.tied)?,
         positions: PositionKind::Rotary,
         norm_eps: keys.number_or("rms_norm_eps", assumed.norm_eps)?,

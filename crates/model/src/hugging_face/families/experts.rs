@@ -18,6 +18,7 @@ pub(super) fn plain([count, chosen, ffn]: [usize; 3]) -> ExpertsConfig {
         factor: 1.0,
         groups: 1,
         chosen_groups: 1,
+        biases: false,
         choice_bias: false,
     }
 }

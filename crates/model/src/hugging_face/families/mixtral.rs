@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with experts in all layers, and without a window.
 
 use super::decoder::Assumed;
-use super::{Description, ExpertNames, SavedAs, decoder, experts, windows};
+use super::{Description, ExpertNames, ExpertTensors, SavedAs, decoder, experts, windows};
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
@@ -10,9 +10,12 @@ use serde_json::{Value, json};
 pub(super) const FAMILY: Description = Description {
     aliases: &[("num_experts", "num_local_experts")],
     experts: ExpertNames {
-        module: "block_sparse_moe",
-        up: &["w1", "w3"],
-        down: &["w2"],
+        router: "block_sparse_moe.gate",
+        tensors: ExpertTensors::ByExpert {
+            module: "block_sparse_moe",
+            up: &["w1", "w3"],
+            down: &["w2"],
+        },
     },
     ..Description::new(["mixtral", "MixtralForCausalLM"], read, write)
 };

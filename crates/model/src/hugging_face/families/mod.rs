@@ -7,9 +7,13 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod experts;
 mod gaps;
+mod gemma;
+mod gemma2;
+mod gemma3_text;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod latent;
 mod llama;
@@ -36,7 +40,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// All families. A model that names none is written as the first that has all its features.
-const FAMILIES: [&Description; 18] = [
+const FAMILIES: [&Description; 21] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -52,6 +56,9 @@ const FAMILIES: [&Description; 18] = [
     &granite::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3_text::FAMILY,
+    &gpt_oss::FAMILY,
     &ministral3::FAMILY,
     &glm4_moe::FAMILY,
     &glm4_moe_lite::FAMILY,
@@ -102,20 +109,37 @@ pub(super) struct SavedAs {
 /// The names of experts in files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpertNames {
-    /// The module of the router and of the experts.
-    pub(crate) module: &'static str,
-    /// The parts of an expert's first product.
-    pub(crate) up: &'static [&'static str],
-    /// The second product.
-    pub(crate) down: &'static [&'static str],
+    /// The router.
+    pub(crate) router: &'static str,
+    /// Their tensors.
+    pub(crate) tensors: ExpertTensors,
+}
+
+/// The tensors of experts in files.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ExpertTensors {
+    /// Each expert has its own.
+    ByExpert {
+        /// The module of the experts.
+        module: &'static str,
+        /// The parts of an expert's first product.
+        up: &'static [&'static str],
+        /// The second product.
+        down: &'static [&'static str],
+    },
+    /// A tensor has those of all experts, inputs by outputs, and columns of gate and up in turn (gpt-oss).
+    Interleaved,
 }
 
 impl ExpertNames {
     /// The names that most families have.
     pub(crate) const USUAL: ExpertNames = ExpertNames {
-        module: "mlp",
-        up: &["gate_proj", "up_proj"],
-        down: &["down_proj"],
+        router: "mlp.gate",
+        tensors: ExpertTensors::ByExpert {
+            module: "mlp",
+            up: &["gate_proj", "up_proj"],
+            down: &["down_proj"],
+        },
     };
 }
 
@@ -238,13 +262,16 @@ mod tests {
     /// A file with sizes alone, and what transformers 5.23 makes of it.
     #[test]
     fn missing_keys_are_what_transformers_assumes() {
-        let read = |model_type: &str| {
-            let text = json!({
+        let read_with = |model_type: &str, more: Value| {
+            let mut text = json!({
                 "model_type": model_type, "hidden_size": 80, "num_hidden_layers": 9, "num_attention_heads": 40,
                 "intermediate_size": 48, "vocab_size": 100, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
             });
+            let all = text.as_object_mut().expect("it is an object");
+            all.extend(more.as_object().cloned().unwrap_or_default());
             ModelConfig::from_hf(&text.to_string()).unwrap()
         };
+        let read = |model_type: &str| read_with(model_type, json!({}));
         for (family, kv_heads, head_dim, norm_eps, rope_theta, is_tied) in [
             ("llama", 40, 2, 1e-6, 1e4, false),
             ("mistral", 8, 2, 1e-6, 1e4, false),
@@ -255,6 +282,9 @@ mod tests {
             ("olmo3", 40, 2, 1e-5, 5e5, false),
             ("ministral3", 8, 128, 1e-5, 1e6, false),
             ("glm4_moe_lite", 40, 256, 1e-5, 1e4, false),
+            ("gemma2", 4, 256, 1e-6, 1e4, true),
+            ("gemma3_text", 4, 256, 1e-6, 1e6, true),
+            ("gpt_oss", 8, 64, 1e-5, 150_000.0, false),
         ] {
             let config = read(family);
             let found = (config.kv_heads, config.head_dim, config.norm_eps);
@@ -264,6 +294,27 @@ mod tests {
         }
         assert_eq!(read("smollm3").no_rope_layers, [3, 7]);
         assert_eq!(read("granite").attention_multiplier, Some(1.0));
+        let gemma2 = read("gemma2");
+        let caps = (
+            gemma2.attn_logit_softcapping,
+            gemma2.final_logit_softcapping,
+        );
+        assert_eq!(caps, (Some(50.0), Some(30.0)));
+        assert_eq!(gemma2.full_attention_layers, [1, 3, 5, 7]);
+        let gemma3 = read("gemma3_text");
+        assert_eq!(gemma3.window_rope_theta, Some(1e4));
+        assert_eq!(gemma3.full_attention_layers, [5]);
+        // An empty object counts as missing there, and the class assumes YaRN.
+        let gpt_oss = read_with("gpt_oss", json!({"rope_scaling": {}}));
+        assert!(matches!(
+            gpt_oss.rope_scaling,
+            Some(RopeScaling::Yarn {
+                truncate: false,
+                ..
+            })
+        ));
+        assert_eq!(gpt_oss.sliding_window, Some(128));
+        assert_eq!((gpt_oss.swiglu_alpha, gpt_oss.swiglu_limit), (1.702, 7.0));
         let olmo3 = read("olmo3");
         let windows = (olmo3.sliding_window, &olmo3.full_attention_layers[..]);
         assert_eq!(windows, (Some(4096), &[3, 7][..]));

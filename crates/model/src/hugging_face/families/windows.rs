@@ -2,7 +2,7 @@
 
 use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
-use crate::hugging_face::rope::{FULL, SLIDING};
+use crate::hugging_face::rope::{FULL, Rope, SLIDING};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
@@ -69,6 +69,54 @@ pub(super) fn full_layers(
             (0..layers).filter(|layer| types[*layer] == FULL).collect(),
         )),
     }
+}
+
+/// The same model with the window of the file, or else the assumed one: in the layers that `layer_types` says, or else in all but every
+/// `pattern`th.
+pub(super) fn read_by_pattern(
+    keys: &Keys,
+    config: ModelConfig,
+    (assumed, pattern): (usize, usize),
+) -> Result<ModelConfig, HfConfigError> {
+    let is_full = |layer: &usize| pattern > 0 && (layer + 1).is_multiple_of(pattern);
+    let full = full_layers(keys, config.layers, true)?;
+    let full = full.unwrap_or_else(|| (0..config.layers).filter(is_full).collect());
+    let window = size(keys, Some(assumed))?;
+    let needs_window = window.is_none() && full.len() < config.layers;
+    keys.refuse("sliding_window", needs_window)?;
+    Ok(with(config, window, full))
+}
+
+/// Writes the window and the type of each layer.
+pub(super) fn write_by_pattern(config: &ModelConfig, json: &mut Value) {
+    // transformers refuses null if a layer has a window, and does not read the key if none has.
+    json["sliding_window"] = json!(config.sliding_window);
+    json["layer_types"] = types(config);
+}
+
+/// The same model where layers with a window have this rotary embedding, and others that of the model.
+pub(super) fn with_rope(
+    keys: &Keys,
+    config: ModelConfig,
+    of_full: &Rope,
+    of_window: Rope,
+) -> Result<ModelConfig, HfConfigError> {
+    let is_stretched = of_window.scaling.is_some() && of_window != *of_full;
+    let has_both = !config.full_attention_layers.is_empty();
+    keys.refuse("rope_parameters", is_stretched && has_both)?;
+    Ok(match config.sliding_window {
+        None => config,
+        Some(_) if of_window == *of_full => config,
+        Some(_) if !has_both => ModelConfig {
+            rope_theta: of_window.theta,
+            rope_scaling: of_window.scaling,
+            ..config
+        },
+        Some(_) => ModelConfig {
+            window_rope_theta: Some(of_window.theta),
+            ..config
+        },
+    })
 }
 
 /// Layers before `count`.

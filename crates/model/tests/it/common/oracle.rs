@@ -4,8 +4,8 @@
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, Module};
 use model::{
-    LatentConfig, ModelConfig, NormKind, NormPlacement, QkNormExtent, RopeScaling, RouterAuxKind,
-    ScoreKind,
+    ActivationFunction, LatentConfig, ModelConfig, NormKind, NormPlacement, QkNormExtent,
+    RopeScaling, RouterAuxKind, ScoreKind,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -66,6 +66,7 @@ impl Oracle<'_> {
         let counted = Tensor::from_vec(counted, count, &Device::Cpu)?;
         let logits = Linear::new(self.var(head), None).forward(&x.index_select(&counted, 0)?)?;
         let logits = (logits / self.config.logits_scaling)?;
+        let logits = capped(logits, self.config.final_logit_softcapping)?;
         let wanted = Tensor::from_vec(to_u32(&wanted), count, &Device::Cpu)?;
         candle_nn::loss::cross_entropy(&logits, &wanted)? * count as f64
     }
@@ -74,6 +75,9 @@ impl Oracle<'_> {
     fn llama(&self, ids: &Tensor) -> Result<Tensor> {
         let mut x = self.rows("model.embed_tokens.weight", ids)?; // [b, s, h]
         x = (x * self.config.embedding_multiplier)?;
+        if self.config.scale_embedding {
+            x = (x * (self.config.hidden as f64).sqrt())?;
+        }
         for layer in 0..self.config.layers {
             x = self.block(layer, &x)?;
         }
@@ -104,7 +108,10 @@ impl Oracle<'_> {
             let width = self.config.hidden;
             let [q, k, v] =
                 [0, 1, 2].map(|part| self.heads(&qkv.narrow(2, part * width, width)?));
-            let attended = self.linear(&self.attend(q?, k?, v?, None)?, &name("attn.c_proj"))?;
+            let attended = self.linear(
+                &self.attend([q?, k?, v?], None, None)?,
+                &name("attn.c_proj"),
+            )?;
             x = (x + attended)?;
             let h = self.layer_norm(&x, &name("ln_2"))?;
             let act = gelu(&self.linear(&h, &name("mlp.c_fc"))?)?;
@@ -150,6 +157,14 @@ impl Oracle<'_> {
             let made = self.gated(&x, &name("mlp"))?;
             return x + self.norm(&made, &name("post_feedforward_layernorm.weight"))?;
         }
+        if self.config.norm_placement == NormPlacement::Both {
+            let h = self.norm(x, &name("input_layernorm.weight"))?;
+            let attended = self.attention(&h, layer)?;
+            let x = (x + self.norm(&attended, &name("post_attention_layernorm.weight"))?)?;
+            let h = self.norm(&x, &name("pre_feedforward_layernorm.weight"))?;
+            let made = self.gated(&h, &name("mlp"))?;
+            return x + self.norm(&made, &name("post_feedforward_layernorm.weight"))?;
+        }
         let multiplier = self.config.residual_multiplier;
         let mut h = self.norm(x, &name("input_layernorm.weight"))?;
         let x = (x + (self.attention(&h, layer)? * multiplier)?)?;
@@ -166,8 +181,22 @@ impl Oracle<'_> {
     fn gated(&self, h: &Tensor, name: &str) -> Result<Tensor> {
         let gate = self.linear(h, &format!("{name}.gate_proj"))?;
         let up = self.linear(h, &format!("{name}.up_proj"))?;
-        let act = (silu(&gate)? * up)?;
+        let act = self.act(&gate, &up)?;
         self.linear(&act, &format!("{name}.down_proj"))
+    }
+
+    /// The function of gate and up.
+    fn act(&self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        match self.config.activation {
+            ActivationFunction::GegluTanh => gelu(gate)? * up,
+            ActivationFunction::ClampedSwiglu => {
+                let (alpha, limit) = (self.config.swiglu_alpha, self.config.swiglu_limit);
+                let gate = gate.minimum(limit)?;
+                let up = up.clamp(-limit, limit)?;
+                (&gate * sigmoid(&(&gate * alpha)?)?)? * (up + 1.0)?
+            }
+            _ => silu(gate)? * up,
+        }
     }
 
     /// Every expert computes every token, and weights are 0 where it was not chosen.
@@ -178,11 +207,23 @@ impl Oracle<'_> {
         let [up, down] =
             ["gate_up_proj", "down_proj"].map(|part| self.var(&format!("{name}.experts.{part}")));
         let mut out = tokens.zeros_like()?;
+        let bias = |part: &str, expert: usize, width: usize| {
+            let name = format!("{name}.experts.{part}_bias");
+            self.var(&name).narrow(0, expert * width, width)
+        };
         for expert in 0..experts.count {
-            let gate_up = tokens.matmul(&up.get(expert)?.t()?)?;
+            let mut gate_up = tokens.matmul(&up.get(expert)?.t()?)?;
+            if experts.biases {
+                let bias = bias("gate_up_proj", expert, 2 * experts.ffn)?;
+                gate_up = gate_up.broadcast_add(&bias)?;
+            }
             let gate = gate_up.narrow(1, 0, experts.ffn)?;
-            let act = (silu(&gate)? * gate_up.narrow(1, experts.ffn, experts.ffn)?)?;
-            let made = act.matmul(&down.get(expert)?.t()?)?;
+            let act = self.act(&gate, &gate_up.narrow(1, experts.ffn, experts.ffn)?)?;
+            let mut made = act.matmul(&down.get(expert)?.t()?)?;
+            if experts.biases {
+                let bias = bias("down_proj", expert, self.config.hidden)?;
+                made = made.broadcast_add(&bias)?;
+            }
             out = (out + made.broadcast_mul(&weights.narrow(1, expert, 1)?)?)?;
         }
         if experts.shared_ffn > 0 {
@@ -203,11 +244,14 @@ impl Oracle<'_> {
     /// `[n, e]`: the weight of each expert for each token.
     fn weights(&self, tokens: &Tensor, name: &str) -> Result<Tensor> {
         let experts = self.config.experts.as_ref().expect("the layer has experts");
-        // Mixtral's files call the module by another name.
-        let older = name.replace(".mlp", ".block_sparse_moe");
-        let mut names = [name, &older]
-            .map(|module| format!("{module}.gate"))
-            .into_iter();
+        // Files of Mixtral and of gpt-oss have other names.
+        let of_mixtral = name.replace(".mlp", ".block_sparse_moe");
+        let mut names = [
+            format!("{name}.gate"),
+            format!("{of_mixtral}.gate"),
+            format!("{name}.router"),
+        ]
+        .into_iter();
         let gate = names.find(|gate| self.vars.contains_key(&format!("{gate}.weight")));
         let logits = self.linear(tokens, &gate.expect("the layer has a router"))?;
         let is_softmax = experts.score == ScoreKind::Softmax;
@@ -347,7 +391,7 @@ impl Oracle<'_> {
         } = *self.config;
         let (rows, seq, _) = x.dims3()?;
         let part = |part: &str| format!("{name}.{part}");
-        let normed = |x: &Tensor, weight: &str| self.norm_by(x, &part(weight), 1e-6);
+        let normed = |x: &Tensor, weight: &str| self.norm_by(x, &self.var(&part(weight)), 1e-6);
         let q = match latent.q {
             Some(_) => {
                 let latent = self.linear(x, &part("q_a_proj"))?;
@@ -379,7 +423,7 @@ impl Oracle<'_> {
             _ => 1.0,
         };
         let v = by_head(kv.narrow(3, plain, v_dim)?)?;
-        let out = self.attend((by_head(q)? * factor)?, by_head(k)?, v, None)?;
+        let out = self.attend([(by_head(q)? * factor)?, by_head(k)?, v], None, None)?;
         self.linear(&out, &part("o_proj"))
     }
 
@@ -404,13 +448,17 @@ impl Oracle<'_> {
     }
 
     fn norm(&self, x: &Tensor, weight: &str) -> Result<Tensor> {
-        self.norm_by(x, weight, self.config.norm_eps)
+        let weight = match self.config.zero_centered_norm {
+            true => (self.var(weight) + 1.0)?,
+            false => self.var(weight),
+        };
+        self.norm_by(x, &weight, self.config.norm_eps)
     }
 
-    fn norm_by(&self, x: &Tensor, weight: &str, eps: f64) -> Result<Tensor> {
+    fn norm_by(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
         let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
         let scale = (mean_square + eps)?.sqrt()?.recip()?;
-        x.broadcast_mul(&scale)?.broadcast_mul(&self.var(weight))
+        x.broadcast_mul(&scale)?.broadcast_mul(weight)
     }
 
     /// Causal attention with grouped queries; `x [b, s, h]`.
@@ -457,7 +505,9 @@ impl Oracle<'_> {
                 .reshape((rows, heads, seq, head_dim))
         };
         let window = self.config.window(layer);
-        let out = self.attend(q?, repeat(k?)?, repeat(v)?, window)?;
+        let sinks = format!("{name}.sinks");
+        let sinks = self.config.attention_sinks.then(|| self.var(&sinks));
+        let out = self.attend([q?, repeat(k?)?, repeat(v)?], window, sinks)?;
         self.linear(&out, &format!("{name}.o_proj"))
     }
 
@@ -469,12 +519,18 @@ impl Oracle<'_> {
     }
 
     /// Causal attention of as many key heads as query heads, `[b, heads, s, d]`; gives `[b, s, heads d]`. A key is hidden that
-    /// is a whole window or more before its query.
-    fn attend(&self, q: Tensor, k: Tensor, v: Tensor, window: Option<usize>) -> Result<Tensor> {
+    /// is a whole window or more before its query. The score of a head's sink joins the softmax, and has no value.
+    fn attend(
+        &self,
+        [q, k, v]: [Tensor; 3],
+        window: Option<usize>,
+        sinks: Option<Tensor>,
+    ) -> Result<Tensor> {
         let (rows, heads, seq, head_dim) = q.dims4()?;
         let scale = self.config.attention_multiplier;
         let scale = scale.unwrap_or((head_dim as f64).sqrt().recip());
         let scores = (q.matmul(&k.t()?.contiguous()?)? * scale)?;
+        let scores = capped(scores, self.config.attn_logit_softcapping)?;
         let is_hidden = |query: usize, key: usize| {
             key > query || window.is_some_and(|window| key + window <= query)
         };
@@ -489,7 +545,15 @@ impl Oracle<'_> {
             .collect();
         let hidden = Tensor::from_vec(hidden, (seq, seq), &Device::Cpu)?;
         let scores = scores.broadcast_add(&hidden)?;
-        let probs = softmax(&scores)?;
+        let probs = match sinks {
+            None => softmax(&scores)?,
+            Some(sinks) => {
+                let sinks = sinks.reshape((1, heads, 1, 1))?;
+                let sinks = sinks.broadcast_as((rows, heads, seq, 1))?;
+                let with_sinks = Tensor::cat(&[scores, sinks.contiguous()?], 3)?;
+                softmax(&with_sinks)?.narrow(3, 0, seq)?.contiguous()?
+            }
+        };
         let out = probs.matmul(&v)?.transpose(1, 2)?.contiguous()?;
         out.reshape((rows, seq, heads * v.dims()[3]))
     }
@@ -636,6 +700,14 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
         .broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?
         .exp()?;
     exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)
+}
+
+/// c tanh(x / c), if there is a c.
+fn capped(x: Tensor, cap: Option<f64>) -> Result<Tensor> {
+    match cap {
+        Some(cap) => (x / cap)?.tanh()? * cap,
+        None => Ok(x),
+    }
 }
 
 /// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))

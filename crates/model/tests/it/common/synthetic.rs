@@ -4,7 +4,8 @@
 
 use kernels::Init;
 use kernels::operation::{
-    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, OutputForm, Sum, SwigluBackward,
+    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, GateFunction, GatedActivationBackward,
+    OutputForm, Sum,
 };
 use memory::{DType, Layer};
 use model::stages::{
@@ -146,6 +147,7 @@ impl Stage for Router {
             logits: scores.view_mut(),
             targets: chosen.view(),
             scale: Some(pass.gradient_scale()),
+            cap: None,
         })?;
         pass.add_loss(losses.view())?;
         let kernels = pass.kernels();
@@ -266,9 +268,10 @@ impl Stage for Gated {
         let gate_up = pass.pull(self.input)?;
         let mut act = pass.output(self.output)?;
         if let Some(act) = &mut act {
-            pass.kernels().run(operation::Swiglu {
+            pass.kernels().run(operation::GatedActivation {
                 act: act.view_mut(),
                 gate_up: gate_up.view(),
+                function: GateFunction::Silu,
                 form: OutputForm::Values,
             })?;
         }
@@ -279,9 +282,10 @@ impl Stage for Gated {
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dact = pass.gradient(self.output);
         let mut gate_up = pass.take(self.input)?;
-        pass.kernels().run(SwigluBackward {
+        pass.kernels().run(GatedActivationBackward {
             gate_up: gate_up.view_mut(),
             dact: dact.view(),
+            function: GateFunction::Silu,
             largest: None,
         })?;
         pass.file_gradient(self.input, gate_up);
@@ -407,6 +411,7 @@ fn block(
     stages.push(Box::new(CoreAttention {
         kind,
         attention,
+        sinks: None,
         dropout: DropoutSite::NONE,
         latents: None,
         ranks: SharingRanks::ALONE,
@@ -495,6 +500,7 @@ pub fn architecture(
         norm: Norm::rms(&mut last, "norm", hidden, config.norm_eps),
         linear: Linear::declare(&mut last, "lm_head", matrix, false),
         logit_multiplier: 1.0,
+        cap: None,
     };
     let rotary = config.attention(0).rotary;
     Architecture::new(LABELS, parameters, embedding, blocks, head).with_rotary(rotary)

@@ -103,26 +103,32 @@ pub fn tensors(folder: &Path) -> Tensors {
 pub fn changed(family: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
     let mut weights = tensors(&golden(family));
     change(&mut weights);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = written(weights);
     std::fs::copy(
         golden(family).join("config.json"),
         folder.path().join("config.json"),
     )
     .unwrap();
+    folder
+}
+
+/// A folder of these weights alone.
+pub fn written(weights: Tensors) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = listed(&weights);
+    files::write_tensors(&Disk, folder.path(), "model", &source, u64::MAX).unwrap();
+    folder
+}
+
+/// Tensors on their way into a file.
+pub fn listed(weights: &Tensors) -> impl TensorSource + use<> {
     let specs = weights.iter().map(|(name, (dtype, shape, _))| TensorSpec {
         name: name.clone(),
         dtype: *dtype,
         shape: shape.clone(),
     });
-    let source = Listed(
-        specs.collect(),
-        weights
-            .values()
-            .map(|(_, _, bytes)| bytes.clone())
-            .collect(),
-    );
-    files::write_tensors(&Disk, folder.path(), "model", &source, u64::MAX).unwrap();
-    folder
+    let bytes = weights.values().map(|(_, _, bytes)| bytes.clone());
+    Listed(specs.collect(), bytes.collect())
 }
 
 struct Listed(Vec<TensorSpec>, Vec<Vec<u8>>);

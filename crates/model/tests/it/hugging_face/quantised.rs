@@ -248,6 +248,13 @@ fn other_ways_to_quantise_are_refused_by_name() {
     assert_eq!(of(&|said| *said = Value::Null), Ok(None));
     let named = of(&|said| said["llm_int8_skip_modules"] = json!(["lm_head"]));
     assert_eq!(named.unwrap().unwrap().plain, ["lm_head"]);
+    let of_experts =
+        of(&|said| *said = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}));
+    let of_experts = of_experts.unwrap().unwrap();
+    assert_eq!(
+        (of_experts.codes, of_experts.plain.len()),
+        (Codes::Mxfp4, 0)
+    );
     let change = |key: &'static str, value: Value| {
         of(&move |said: &mut Value| said[key] = value.clone()).unwrap_err()
     };

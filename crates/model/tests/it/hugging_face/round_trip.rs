@@ -30,9 +30,16 @@ fn config(folder: &Path) -> Map<String, Value> {
     serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap()
 }
 
+/// The families in plain numbers: what is read of codes is written as values, so files differ.
+fn plain_families() -> impl Iterator<Item = &'static str> {
+    FAMILIES
+        .into_iter()
+        .filter(|family| !family.ends_with("mxfp4"))
+}
+
 #[test]
 fn every_family_in_f32_and_bf16_sharded_and_not() {
-    for family in FAMILIES {
+    for family in plain_families() {
         let origin = Origin::read(&golden(family)).unwrap();
         let (shape, original) = (Shape::of(&origin), config(&golden(family)));
         let arena = shape.read(&golden(family));
@@ -75,7 +82,7 @@ fn every_family_in_f32_and_bf16_sharded_and_not() {
 /// From file to file, as from files to an arena and back.
 #[test]
 fn conversion_between_types_is_that_of_arenas() {
-    for family in FAMILIES {
+    for family in plain_families() {
         let origin = Origin::read(&golden(family)).unwrap();
         let shape = Shape::of(&origin);
         let arena = shape.read(&golden(family));

@@ -8,7 +8,9 @@
 
 use super::trial::{Case, Looked, OF_TERMS, Result, Tolerance, TrialGpu};
 use crate::kernel_trial::{AttentionWidths, ELEMENTS_MAX};
-use kernels::{AttentionShape, Dropout, FlashAttention, FlashAttentionBackward, FlashOptions};
+use kernels::{
+    AttentionShape, Dropout, FlashAttention, FlashAttentionBackward, FlashOptions, Init,
+};
 use memory::Buffer;
 use memory::DType::{BF16, F32, I32, U32};
 use std::fmt;
@@ -191,6 +193,7 @@ impl Case for AttentionCase {
             q: q.view(),
             k: k.view(),
             v: v.view(),
+            sinks: None,
             shape,
             options,
         })?;
@@ -209,6 +212,8 @@ impl Case for AttentionCase {
             dq: dq.view_mut(),
             dk: dk.view_mut(),
             dv: dv.view_mut(),
+            dsinks: None,
+            dsinks_init: Init::Overwrite,
             scratch: gpu.room(F32, [elements])?.view_mut(),
             dout: dout.view(),
             out: out.view(),
@@ -216,6 +221,7 @@ impl Case for AttentionCase {
             q: q.view(),
             k: k.view(),
             v: v.view(),
+            sinks: None,
             shape,
             options,
         })?;

@@ -1,7 +1,7 @@
 //! The models here that transformers trained, for the tests of every crate.
 
 /// A folder beside this file each.
-pub const FAMILIES: [&str; 32] = [
+pub const FAMILIES: [&str; 36] = [
     "llama",
     "llama3",
     "llama_biases",
@@ -22,6 +22,8 @@ pub const FAMILIES: [&str; 32] = [
     "olmo2",
     "olmo3",
     "ministral3",
+    "gemma2",
+    "gemma3",
     "gpt2",
     "mixtral",
     "mixtral_padded",
@@ -34,4 +36,6 @@ pub const FAMILIES: [&str; 32] = [
     "glm4_moe",
     "glm4_moe_air",
     "glm4_moe_lite",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
 ];

@@ -31,7 +31,7 @@ pub fn forms() -> Vec<Form> {
 
 /// Llama, with its head tied and not, biases, Qwen3's norms, GPT-2, and what newer families have.
 pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
-    let [bias, norm, tied, gpt2, behind, multipliers, share] = variants(layers);
+    let [bias, norm, tied, gpt2, behind, both, multipliers, share] = variants(layers);
     let other_head = |model: &ModelConfig| ModelConfig {
         tie_embeddings: !model.tie_embeddings,
         ..model.clone()
@@ -47,6 +47,7 @@ pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
         gpt2,
         ("GPT-2 with a head", gpt2_head),
         behind,
+        both,
         multipliers,
         share,
     ]

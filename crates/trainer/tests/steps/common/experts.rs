@@ -1,7 +1,9 @@
 //! Small models with experts.
 
 use super::odd_model;
-use model::{ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind};
+use model::{
+    ActivationFunction, ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind,
+};
 
 /// Their layers.
 pub const LAYERS: usize = 3;
@@ -25,6 +27,7 @@ pub fn qwen() -> ModelConfig {
             factor: 1.0,
             groups: 1,
             chosen_groups: 1,
+            biases: false,
             choice_bias: false,
         }),
         ..odd_model(LAYERS)
@@ -49,6 +52,7 @@ pub fn deepseek() -> ModelConfig {
             factor: 2.5,
             groups: 3,
             chosen_groups: 2,
+            biases: false,
             choice_bias: true,
         }),
         latent: Some(LatentConfig {
@@ -62,7 +66,41 @@ pub fn deepseek() -> ModelConfig {
     }
 }
 
-/// Both, with their names.
-pub fn models() -> [(&'static str, ModelConfig); 2] {
-    [("Qwen2-MoE", qwen()), ("DeepSeek-V3", deepseek())]
+/// gpt-oss: sinks, windows in every other layer, and experts with biases whose gates are clamped.
+pub fn gpt_oss() -> ModelConfig {
+    ModelConfig {
+        qkv_bias: true,
+        o_bias: true,
+        attention_sinks: true,
+        sliding_window: Some(9),
+        full_attention_layers: vec![1],
+        activation: ActivationFunction::ClampedSwiglu,
+        swiglu_limit: 0.5,
+        router_aux: 0.05,
+        experts: Some(ExpertsConfig {
+            count: 5,
+            chosen: 2,
+            ffn: 36,
+            shared_ffn: 0,
+            shared_gate: false,
+            dense_layers: Vec::new(),
+            score: ScoreKind::Softmax,
+            normed: true,
+            factor: 1.0,
+            groups: 1,
+            chosen_groups: 1,
+            biases: true,
+            choice_bias: false,
+        }),
+        ..odd_model(LAYERS)
+    }
+}
+
+/// All, with their names.
+pub fn models() -> [(&'static str, ModelConfig); 3] {
+    [
+        ("Qwen2-MoE", qwen()),
+        ("DeepSeek-V3", deepseek()),
+        ("gpt-oss", gpt_oss()),
+    ]
 }

@@ -39,7 +39,7 @@ const fn moved(name: &'static str, settings: &'static str) -> Choice {
 const FACTORS: &[Factor] = &[
     Factor("model", Of::Any, &[
         both("Llama", ""), both("tied", ""), both("biases", ""), both("norms", ""), both("norms-tied", ""), both("GPT-2", ""),
-        both("GPT-2-untied", ""), both("norms-behind", ""), both("multipliers", ""), both("share", ""), both("Qwen2-MoE", ""), both("DeepSeek-V3", ""),
+        both("GPT-2-untied", ""), both("norms-behind", ""), both("norms-both", ""), both("multipliers", ""), both("share", ""), both("Qwen2-MoE", ""), both("DeepSeek-V3", ""), both("gpt-oss", ""),
     ]),
     Factor("form", Of::Any, &[
         both("f32", "train.dtype=f32"),
@@ -68,6 +68,7 @@ const FACTORS: &[Factor] = &[
         both("on-8bit", "lora.rank=3 lora.rank_pattern={down_proj=2} lora.base_dtype=8bit"),
         both("of-experts", "lora.rank=3 lora.targets=[\"all-linear\",\"experts.gate_up_proj\",\"mlp.experts.down_proj\"]"),
         both("of-nf4-experts", "lora.rank=3 lora.base_dtype=nf4 lora.targets=[\"experts.gate_up_proj\",\"mlp.experts.down_proj\"]"),
+        both("of-mxfp4-experts", "lora.rank=3 lora.base_dtype=mxfp4 lora.targets=[\"experts.gate_up_proj\",\"mlp.experts.down_proj\"] model.hidden=64"),
     ]),
     Factor("objective", Of::Any, &[both("tokens", ""), both("preferences", "train.objective=dpo data.path=pairs batch.micro=2 model.router_aux=0.0 model.router_z_loss=0.0")]),
     Factor("attention", Of::Any, &[both("eager", "attention.backend=eager"), both("flash", "attention.backend=flash")]),
@@ -140,26 +141,26 @@ const FACTORS: &[Factor] = &[
 #[rustfmt::skip]
 const REFUSED: &[&str] = &[
     "form!=f32,bf16,bf16-split,bf16-24,bf16-alone optimizer=adafactor",
-    "frozen=3 optimizer=muon model!=Qwen2-MoE,DeepSeek-V3",
+    "frozen=3 optimizer=muon model!=Qwen2-MoE,DeepSeek-V3,gpt-oss",
     "frozen!=0 adapters!=none",
     "adapters=some optimizer!=adamw",
-    "adapters=of-experts,of-nf4-experts model!=Qwen2-MoE,DeepSeek-V3",
+    "adapters=of-experts,of-nf4-experts,of-mxfp4-experts model!=Qwen2-MoE,DeepSeek-V3,gpt-oss",
     "objective=preferences adapters=none",
     "objective=preferences documents=packed",
     "objective=preferences parts!=1",
     "objective=preferences stages!=1",
     "documents=packed attention=eager",
-    "tiles!=none model=Qwen2-MoE,DeepSeek-V3",
+    "tiles!=none model=Qwen2-MoE,DeepSeek-V3,gpt-oss",
     "tiles!=none offloaded=mlp,all",
     "fp8!=off form=f32,f32-bf16,f32-8bit",
     "fp8!=off frozen=3",
     "fp8!=off adapters!=none",
     "fp8!=off tiles!=none",
     "fp8=kept,some-kept gradients=released weights!=here",
-    "model=DeepSeek-V3,share frozen=4",
+    "model=DeepSeek-V3,share,gpt-oss frozen=4",
     "model=DeepSeek-V3 mode=qkv,others",
     "model=DeepSeek-V3 offloaded=attention,all",
-    "mode=moe model!=Qwen2-MoE,DeepSeek-V3",
+    "mode=moe model!=Qwen2-MoE,DeepSeek-V3,gpt-oss",
     "mode=lora adapters=none",
     "mode=uniform offloaded=inputs",
     "mode=full,uniform,block,core_attn,qkv,three,others offloaded=attention",
@@ -172,14 +173,14 @@ const REFUSED: &[&str] = &[
     "window=end weights=here gradients=here states=here",
     "zero=3-groups weights!=here",
     "zero=3,3-kept,3-groups stages!=1",
-    "model!=norms,norms-tied,GPT-2,GPT-2-untied parts=4,4-shared,4-by-2,2-shared",
-    "model=norms,norms-tied,GPT-2,GPT-2-untied parts=3,3-shared",
+    "model!=norms,norms-tied,norms-both,GPT-2,GPT-2-untied parts=4,4-shared,4-by-2,2-shared",
+    "model=norms,norms-tied,norms-both,GPT-2,GPT-2-untied parts=3,3-shared",
     "model=tied,norms-tied,GPT-2,GPT-2-untied stages!=1",
-    "model=DeepSeek-V3 stages=4-zb-h1,2-zb-h1",
-    "adapters!=none,of-nf4-experts stages=4-zb-h1,2-zb-h1",
+    "model=DeepSeek-V3,gpt-oss stages=4-zb-h1,2-zb-h1",
+    "adapters!=none,of-nf4-experts,of-mxfp4-experts stages=4-zb-h1,2-zb-h1",
     "tiles!=none stages=4-zb-h1,2-zb-h1",
     "fp8=on,wide,kept frozen!=2 stages=4-zb-h1,2-zb-h1",
-    "fp8=on,wide,kept model=Qwen2-MoE stages=4-zb-h1,2-zb-h1",
+    "fp8=on,wide,kept model=Qwen2-MoE,gpt-oss stages=4-zb-h1,2-zb-h1",
     "batches=1 stages=2-interleaved,2-of-8-runs",
     "batches=2 ranks=2 stages=2-interleaved,2-of-8-runs",
     "batches=4 ranks=4 stages=2-interleaved,2-of-8-runs",
@@ -199,9 +200,10 @@ const LEFT_OUT: &[&str] = &[
     "states!=here optimizer=adafactor form=f32,bf16-alone",
     "states!=here optimizer=adafactor adapters!=none",
     "mode=layernorm,mlp,mlp_act,lora tiles!=none",
+    "mode=mlp,mlp_act model=gpt-oss",
     "mode=block frozen=2",
     "mode=mlp,mlp_act frozen=2,3,4",
-    "mode=block,mlp,mlp_act adapters=of-nf4-experts",
+    "mode=block,mlp,mlp_act adapters=of-nf4-experts,of-mxfp4-experts",
 ];
 
 /// Factors, by number, each with choices of it.
@@ -387,6 +389,12 @@ impl Run {
         let mut model = models.swap_remove(self.choices[number_of("model")]);
         if self.is_small {
             (model.ffn, model.vocab) = (60, 40);
+        }
+        if let Some(experts) = &mut model.experts
+            && self.of("adapters") == "of-mxfp4-experts"
+        {
+            // Inputs of experts in MXFP4 are multiples of 32.
+            (experts.ffn, experts.shared_ffn) = (32, 64 * experts.shared_ffn.min(1));
         }
         if let Some(latent) = &mut model.latent {
             // FP8 takes multiples of 16, and parts of sequences are not balanced one by one.

@@ -84,7 +84,7 @@ pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activatio
 }
 
 /// The odd model with the features that families of models differ in.
-pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 8] {
     let plain = odd_model(layers);
     let bias = ModelConfig {
         qkv_bias: true,
@@ -126,6 +126,21 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
         logits_scaling: 2.0,
         ..plain.clone()
     };
+    // As Gemma 2.
+    let both = ModelConfig {
+        heads: 4,
+        kv_heads: 2,
+        norm_placement: NormPlacement::Both,
+        zero_centered_norm: true,
+        activation: ActivationFunction::GegluTanh,
+        scale_embedding: true,
+        attention_multiplier: Some(0.5),
+        attn_logit_softcapping: Some(2.0),
+        final_logit_softcapping: Some(3.0),
+        sliding_window: Some(9),
+        full_attention_layers: vec![layers - 1],
+        ..plain.clone()
+    };
     // As Phi-4-mini: 12 of the 16 columns of a head are turned.
     let share = ModelConfig {
         head_dim: 16,
@@ -159,6 +174,7 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 7] {
         ("tied, without positions", tied),
         ("GPT-2", gpt2),
         ("norms behind", behind),
+        ("norms on both sides, caps", both),
         ("multipliers", multipliers),
         ("a share of heads turned", share),
     ]

@@ -37,7 +37,7 @@ fn activations_are_smaller_as_codes() {
         let tokens = (settings.micro_batch * settings.seq * settings.accum) as u64;
         // Those of the last block stay.
         let normed = match model.norm_placement {
-            NormPlacement::Before => 64 + 64,
+            NormPlacement::Before | NormPlacement::Both => 64 + 64,
             NormPlacement::After => 0,
         };
         let codes = tokens * 2 * (normed + 144);
