@@ -430,6 +430,9 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (5, 1, 131, 3),
         (37, 2, 48, 5),
         (150, 4, 33, 7),
+        // Choices that no unrolled loop divides evenly.
+        (5, 7, 33, 3),
+        (5, 7, 64, 3),
         (3, 8, 5000, 5),
     ];
     for (tokens, choices, width, step) in sizes {
