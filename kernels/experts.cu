@@ -6,9 +6,9 @@
 // First element of this thread's pack in the row of its block.
 __device__ inline size_t pack_of_row() { return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK; }
 
-// A block adds up a piece of a token's rows in the order of its choices, then `init`: null, `out` or another tensor. Unless it is
-// null, each row comes with the weight of its choice times `bias` of the choice's expert.
-template <typename T>
+// A block adds up a piece of a token's rows in the order of its choices, then `init`: null, `out` or another tensor. With
+// `BIASED` each row comes with the weight of its choice times `bias` of the choice's expert.
+template <bool BIASED, typename T>
 __device__ void sum_rows(T *out, const T *rows, const int *slot_row, const T *init, size_t choices, size_t width,
                          const T *bias, const int *ids, const float *weights) {
     const size_t token = blockIdx.x, first = pack_of_row();
@@ -22,7 +22,7 @@ __device__ void sum_rows(T *out, const T *rows, const int *slot_row, const T *in
         Pack sum = {};
         for (size_t choice = 0; choice < choices; choice++) {
             add(sum, load<WIDE>(rows + size_t(slots[choice]) * width, first, width));
-            if (bias != nullptr) {
+            if constexpr (BIASED) {
                 const float weight = weights[slot + choice];
                 const Pack own = load<WIDE>(bias + ids[slot + choice] * width, first, width);
 #pragma unroll
@@ -210,13 +210,13 @@ BIAS_GRADIENT(bf16, bf16, bf16_bf16);
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void sum_rows_##name(T *out, const T *rows, const int *slot_row, const T *init,      \
                                                size_t choices, size_t width) {                                 \
-        sum_rows<T>(out, rows, slot_row, init, choices, width, nullptr, nullptr, nullptr);                     \
+        sum_rows<false, T>(out, rows, slot_row, init, choices, width, nullptr, nullptr, nullptr);              \
     }                                                                                                          \
     EXPORT(sum_rows_##name);                                                                                   \
     extern "C" __global__ void sum_rows_biased_##name(T *out, const T *rows, const int *slot_row,              \
                                                       const T *init, size_t choices, size_t width,             \
                                                       const T *bias, const int *ids, const float *weights) {   \
-        sum_rows(out, rows, slot_row, init, choices, width, bias, ids, weights);                               \
+        sum_rows<true>(out, rows, slot_row, init, choices, width, bias, ids, weights);                         \
     }                                                                                                          \
     EXPORT(sum_rows_biased_##name);                                                                            \
     extern "C" __global__ void expert_bias_dweights_##name(float *dweights, const T *dy, const T *bias,        \
