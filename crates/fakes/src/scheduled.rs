@@ -10,10 +10,10 @@ use crate::hazards::{Hazards, Touch};
 use kernels::random::random_u32;
 use kernels::{
     Backend, Event, Exchange, HostSide, KernelError, Kernels, Queue, Queues, Reading, Request,
-    Target, Traffic,
+    Target,
 };
 use memory::{DType, In, Out};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +26,6 @@ pub struct Scheduled<B> {
     schedule: RefCell<Schedule>,
     waits: Waits,
     hazards: RefCell<Hazards>,
-    traffic: Cell<Traffic>,
     /// Why a file was not read or written, or an exchange failed, after which nothing runs any more.
     failed: RefCell<Option<KernelError>>,
     /// Readings that have been computed or not, by their number.
@@ -185,7 +184,6 @@ impl<B: Backend> Scheduled<B> {
             schedule: RefCell::new(Schedule::new(seed)),
             waits: Waits::default(),
             hazards: RefCell::default(),
-            traffic: Cell::default(),
             failed: RefCell::default(),
             readings: RefCell::default(),
         })
@@ -291,10 +289,6 @@ impl<B: Backend> Backend for Scheduled<B> {
 
     fn widens(&self) -> bool {
         self.backend.widens()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
     }
 
     unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {

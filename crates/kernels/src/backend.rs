@@ -1,8 +1,7 @@
 //! The interface of a device to [`Kernels`](crate::Kernels).
 
-use crate::{Event, ExchangeBytes, Queue, Reading, Request, Result, Section, Target, Traffic};
+use crate::{Event, ExchangeBytes, Queue, Reading, Request, Result, Section, Target};
 use memory::{In, Out};
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The queues of a device, and the events that order them. By default, a device finishes every call before it returns, and launches
@@ -94,9 +93,6 @@ pub trait Backend: Queues {
 
     /// Whether the device widens bf16 operands of matrix products in a workspace, as the processor does.
     fn widens(&self) -> bool;
-
-    /// The counts of bytes that crossed. A backend keeps the cell, but does not change it.
-    fn traffic(&self) -> &Cell<Traffic>;
 
     /// Asks for an operation, a copy or an exchange in its queue.
     ///

@@ -1,12 +1,15 @@
 //! [`Kernels`], through which callers use a device. It checks and counts every call, then hands it to a [`Backend`].
 
 use crate::backend;
+use crate::traffic::Counts;
 use crate::{
-    Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
-    Queue, READING_BYTES_MAX, Reading, Request, Result, Section, Target, Traffic,
+    Account, AccountScope, Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide,
+    KernelError, Operation, Queue, READING_BYTES_MAX, Reading, Request, Result, Section,
+    StepTraffic, Target, Traffic,
 };
 use memory::{In, Out};
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +38,7 @@ use std::time::Duration;
 pub struct Kernels<B: Backend + ?Sized = dyn Backend> {
     /// The rank that has number 0 in exchanges of a stage.
     first_rank: Cell<usize>,
+    counts: Rc<Counts>,
     pub(crate) backend: B,
 }
 
@@ -43,6 +47,7 @@ impl<B: Backend> Kernels<B> {
     pub fn new(backend: B) -> Kernels<B> {
         Kernels {
             first_rank: Cell::new(0),
+            counts: Rc::default(),
             backend,
         }
     }
@@ -359,10 +364,32 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.backend.section_refusal()
     }
 
-    /// Bytes copied so far, uploads and downloads included.
+    /// Bytes that have crossed so far.
     pub fn traffic(&self) -> Traffic {
-        self.backend.traffic().get()
+        let all = self.step_traffic().plus(self.traffic_of_step_before());
+        all.total()
     }
+
+    /// Bytes that have crossed so far, but for those of [`Kernels::count_to_step_before`].
+    pub fn step_traffic(&self) -> StepTraffic {
+        self.counts.step()
+    }
+
+    /// Bytes that have crossed so far for updates that a step left to the next one.
+    pub fn traffic_of_step_before(&self) -> StepTraffic {
+        self.counts.step_before()
+    }
+
+    /// Counts what crosses from now on to this account, until the scope ends.
+    pub fn count_to(&self, account: Account) -> AccountScope {
+        self.counts.count_to(account)
+    }
+
+    /// The same for an update that a step left to the next one.
+    pub fn count_to_step_before(&self, account: Account) -> AccountScope {
+        self.counts.count_to_step_before(account)
+    }
+
     /// Refuses strided host memory, then counts the copy and enqueues it.
     ///
     /// # Safety
@@ -387,8 +414,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
     }
 
     fn count(&self, queue: Queue, bytes: usize) {
-        let counter = self.backend.traffic();
-        counter.set(counter.get().plus(Traffic::of(queue, bytes as u64)));
+        self.counts.add(queue, bytes as u64);
     }
 }
 

@@ -45,6 +45,7 @@ mod queue;
 mod request;
 mod scratch;
 pub mod timed;
+mod traffic;
 mod workers;
 mod workspace;
 
@@ -56,6 +57,7 @@ pub use kernels::Kernels;
 pub use meta::timeline;
 pub use numerics::{fp8, quantise, random, split};
 pub use operation::*;
-pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
+pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section};
 pub use request::Request;
+pub use traffic::{Account, AccountScope, StepTraffic, Traffic};
 pub use workspace::{Target, workspace_bytes};

@@ -69,65 +69,6 @@ impl Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Section(pub [usize; 3]);
 
-/// Bytes that crossed between disk, host, device and other ranks since the device was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Bytes from the host to the device.
-    pub h2d_bytes: u64,
-    /// Bytes from the device to the host.
-    pub d2h_bytes: u64,
-    /// Bytes from this rank to others.
-    pub sent_bytes: u64,
-    /// Bytes from files to the host.
-    pub disk_read_bytes: u64,
-    /// Bytes from the host to files.
-    pub disk_written_bytes: u64,
-}
-
-impl Traffic {
-    /// The bytes that crossed since an earlier count.
-    pub fn since(self, earlier: Traffic) -> Traffic {
-        self.with(earlier, |now, earlier| now - earlier)
-    }
-
-    /// The bytes of this many equal parts.
-    pub fn times(self, parts: usize) -> Traffic {
-        self.with(self, |bytes, _| bytes * parts as u64)
-    }
-
-    /// The sum of both counts.
-    pub fn plus(self, other: Traffic) -> Traffic {
-        self.with(other, |bytes, more| bytes + more)
-    }
-
-    /// This many bytes in a queue of copies.
-    ///
-    /// # Panics
-    /// If the queue copies nothing.
-    pub fn of(queue: Queue, bytes: u64) -> Traffic {
-        let mut traffic = Traffic::default();
-        match queue {
-            Queue::Upload => traffic.h2d_bytes = bytes,
-            Queue::Download => traffic.d2h_bytes = bytes,
-            Queue::Collective => traffic.sent_bytes = bytes,
-            Queue::DiskRead => traffic.disk_read_bytes = bytes,
-            Queue::DiskWrite => traffic.disk_written_bytes = bytes,
-            Queue::Compute | Queue::Update => unreachable!("nothing is copied there"),
-        }
-        traffic
-    }
-
-    fn with(self, other: Traffic, count: impl Fn(u64, u64) -> u64) -> Traffic {
-        Traffic {
-            h2d_bytes: count(self.h2d_bytes, other.h2d_bytes),
-            d2h_bytes: count(self.d2h_bytes, other.d2h_bytes),
-            sent_bytes: count(self.sent_bytes, other.sent_bytes),
-            disk_read_bytes: count(self.disk_read_bytes, other.disk_read_bytes),
-            disk_written_bytes: count(self.disk_written_bytes, other.disk_written_bytes),
-        }
-    }
-}
-
 /// Most bytes of one reading.
 pub const READING_BYTES_MAX: usize = 64 << 10;
 

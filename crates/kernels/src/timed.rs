@@ -2,11 +2,9 @@
 
 use crate::backend;
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
-use crate::{
-    Backend, Cost, Event, Kernels, Queue, Queues, Reading, Request, Result, Target, Traffic,
-};
+use crate::{Backend, Cost, Event, Kernels, Queue, Queues, Reading, Request, Result, Target};
 use memory::{In, Memory, Out};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -129,10 +127,6 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn widens(&self) -> bool {
         self.backend.widens()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        self.backend.traffic()
     }
 
     unsafe fn ask(&self, queue: Queue, request: Request) -> Result {

@@ -3,10 +3,10 @@
 use crate::on_paper::Paper;
 use crate::rates::UTILISATION;
 use crate::traffic::Crossing;
-use kernels::{Target, Traffic};
+use kernels::{StepTraffic, Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};
 use serde::Serialize;
-use session::{Result, StepTraffic};
+use session::Result;
 use settings::Settings;
 
 /// The time that offload costs: a step on shapes at given rates, with the queues in the order of a real run.

@@ -2,11 +2,11 @@
 
 use crate::gpus;
 use crate::room::Needs;
-use kernels::Target;
 use kernels::meta::FlopCounter;
+use kernels::{StepTraffic, Target};
 use memory::{ByPhase, LiveLease, Memory, Peak};
 use session::{
-    PeaksBetween, Result, Session, StepTraffic, few_micro_batches, micro_batches_on_shapes,
+    PeaksBetween, Result, Session, few_micro_batches, micro_batches_on_shapes,
     shape_of_micro_batches,
 };
 use settings::Settings;

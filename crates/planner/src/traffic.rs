@@ -1,8 +1,7 @@
 //! The bytes that cross between disk, host and device in a step, by purpose.
 
-use kernels::Traffic;
+use kernels::{StepTraffic, Traffic};
 use serde::Serialize;
-use session::StepTraffic;
 
 /// Bytes that cross in a step, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

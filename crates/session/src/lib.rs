@@ -34,7 +34,6 @@ mod session;
 mod shapes;
 mod snapshot;
 mod states_file;
-mod step_traffic;
 mod sum_of_ranks;
 mod update;
 mod update_in_passes;
@@ -60,5 +59,4 @@ pub use shapes::{
     shape_of_a_step, shape_of_micro_batches,
 };
 pub use snapshot::{SessionState, StateOnHost};
-pub use step_traffic::StepTraffic;
 pub use upload::LentTokens;

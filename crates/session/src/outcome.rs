@@ -2,8 +2,7 @@
 
 use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, RouterChoices};
-use crate::step_traffic::StepTraffic;
-use kernels::{KernelError, Kernels, Traffic};
+use kernels::{KernelError, Kernels, StepTraffic, Traffic};
 use memory::StepMemory;
 use model::{ReplayCounts, UnderflowShare};
 use std::cell::Cell;

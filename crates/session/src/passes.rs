@@ -6,11 +6,10 @@ use crate::graphs::section;
 use crate::losses::CurrentLoss;
 use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
-use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::update_in_passes::UpdateInPasses;
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
-use kernels::Section;
+use kernels::{Section, StepTraffic, Traffic};
 use memory::{Buffer, Category, DType, Layer, Phase};
 use model::{
     Batch, BatchShape, DeferredGradients, DropoutSite, LossPart, ModelError, Preferences, Purpose,
@@ -83,7 +82,6 @@ impl Session {
         step: &StepBatch,
         lent: Option<LentTokens>,
         counted: usize,
-        beside: &mut UpdateTraffic,
     ) -> Result<(ReplayCounts, StepTraffic)> {
         let mut passes = Passes {
             own: own(&self.settings, step).collect(),
@@ -103,7 +101,7 @@ impl Session {
         };
         self.losses.begin_step(&*self.kernels, counted)?;
         self.saved.begin_step(&*self.kernels)?;
-        let made = self.run_tasks(&mut passes, beside);
+        let made = self.run_tasks(&mut passes);
         self.weights.forget_step_codes();
         if made.is_err() {
             // Other micro-batches may be between their passes. The first error is the one to report.
@@ -121,13 +119,13 @@ impl Session {
     }
 
     /// All passes of a step, in the order of this stage's schedule, and the exchanges between them.
-    fn run_tasks(&mut self, passes: &mut Passes, beside: &mut UpdateTraffic) -> Result {
+    fn run_tasks(&mut self, passes: &mut Passes) -> Result {
         let schedule = self.settings.schedule_of_stage(passes.own.len());
         for task in &schedule.tasks {
             for transfers in &task.exchanges {
                 self.exchange(passes, transfers)?;
             }
-            self.run_task(task, passes, beside)?;
+            self.run_task(task, passes)?;
             passes.neighbours.give_back(&*self.kernels)?;
         }
         for transfers in &schedule.last {
@@ -162,27 +160,17 @@ impl Session {
     }
 
     /// One pass of a micro-batch, or both, or its deferred gradients.
-    fn run_task(
-        &mut self,
-        task: &StageTask,
-        passes: &mut Passes,
-        beside: &mut UpdateTraffic,
-    ) -> Result {
+    fn run_task(&mut self, task: &StageTask, passes: &mut Passes) -> Result {
         let _place = self.memory.enter(Phase::Forward, Layer::Whole);
-        let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
-        let gathered_before = self.weights.traffic_of_update_in_passes();
-        let beside_before = *beside;
-        let made = match task.of.kind {
+        let before = self.kernels.step_traffic();
+        match task.of.kind {
             TaskKind::DeferredGradients => self.add_deferred_gradients(task.of, passes),
-            TaskKind::Pass(kind) => self.run_pass((kind, task.of), task.table, passes, beside),
+            TaskKind::Pass(kind) => self.run_pass((kind, task.of), task.table, passes),
+        }?;
+        passes.crossed = StepTraffic {
+            update: Traffic::default(),
+            ..self.kernels.step_traffic().since(before)
         };
-        let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
-        let gathered = self.weights.traffic_of_update_in_passes();
-        let of_weights = &mut beside.before.weights;
-        *of_weights = of_weights.plus(gathered.since(gathered_before));
-        made?;
-        let meanwhile = beside.since(beside_before);
-        passes.crossed = count.since(before).split(&meanwhile).without_update();
         Ok(())
     }
 
@@ -205,7 +193,6 @@ impl Session {
         (kind, task): (PassKind, OrderedTask),
         table: usize,
         passes: &mut Passes,
-        beside: &mut UpdateTraffic,
     ) -> Result {
         let (index, count) = (task.micro_batch, passes.own.len());
         let layers = self.layers_of(task);
@@ -219,7 +206,7 @@ impl Session {
             None => self.begin_micro_batch(passes, index)?,
         };
         self.saved.use_table(table);
-        self.pass((kind, task), &begun, passes, beside)?;
+        self.pass((kind, task), &begun, passes)?;
         self.give_back_left(&mut passes.leaving)?;
         if layers.end == self.model.layers() && kind.is_forward() {
             self.losses.made(&*self.kernels, index)?;
@@ -296,7 +283,6 @@ impl Session {
         (kind, task): (PassKind, OrderedTask),
         begun: &BegunMicroBatch,
         passes: &mut Passes,
-        beside: &mut UpdateTraffic,
     ) -> Result {
         let (index, count) = (task.micro_batch, passes.own.len());
         if kind.is_backward() {
@@ -316,7 +302,6 @@ impl Session {
             is_last_micro_batch: index + 1 == count,
             is_released: self.gradients.is_released(),
             stop: &*self.stop,
-            traffic: beside,
             before: self.in_flight.as_ref(),
         };
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);

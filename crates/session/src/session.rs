@@ -11,7 +11,6 @@ use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, Routers};
 use crate::snapshot::CopyPlace;
-use crate::step_traffic::UpdateTraffic;
 use crate::sum_of_ranks::SumOfRanks;
 use crate::upload::LentTokens;
 use data::{MicroBatch, StepBatch};
@@ -105,23 +104,24 @@ impl Session {
         self.refuse_half_updated()?;
         self.memory.begin_step();
         self.gradients.begin_step();
-        let before = self.count();
+        let before = self.kernels.step_traffic();
+        let late_before = self.kernels.traffic_of_step_before();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        let mut beside = UpdateTraffic::default();
         if self.gradients.is_released() {
-            self.begin_released(&mut beside.own)?;
+            self.begin_released()?;
         }
         let counted = match self.settings.preferences {
             Some(_) => batch.pairs(),
             None => targets,
         };
-        let made = self.run_micro_batches(batch, lent, counted, &mut beside);
+        let made = self.run_micro_batches(batch, lent, counted);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // What crossed for the step before counts for it, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
-            in_flight.crossed = in_flight.crossed.plus(beside.before);
+            let late = self.kernels.traffic_of_step_before();
+            in_flight.crossed = in_flight.crossed.plus(late.since(late_before));
         }
         let (replayed, micro_batch) = made?;
         let missing = self.gradients.missing();
@@ -135,7 +135,7 @@ impl Session {
         }
         let underflows = self.underflows()?;
         let before_update = self.step;
-        let updated = self.update(&mut beside.own);
+        let updated = self.update();
         let live_after = self.memory.live_leases();
         assert!(
             updated.is_err() || live_before == live_after,
@@ -161,7 +161,7 @@ impl Session {
                 .map(|part| part.rows * part.seq)
                 .sum(),
             memory: self.memory.step_memory(),
-            crossed: self.count().since(before).split(&beside),
+            crossed: self.kernels.step_traffic().since(before),
             micro_batch,
             replayed,
             results,

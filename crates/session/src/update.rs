@@ -3,8 +3,7 @@
 use crate::Result;
 use crate::error::SessionError;
 use crate::session::Session;
-use crate::step_traffic::{Count, StepTraffic};
-use kernels::Queue;
+use kernels::{Account, Queue};
 use memory::{Layer, Phase};
 use optim::StepNumbers;
 
@@ -13,10 +12,11 @@ impl Session {
     pub(crate) fn finish_update(&mut self) -> Result {
         self.refuse_half_updated()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
+        let before = self.kernels.traffic_of_step_before();
+        let _account = self.kernels.count_to_step_before(Account::Update);
         self.update_parts()?;
         self.weights.wait_until_gathered(&*self.kernels)?;
-        let mut crossed = self.count().since(before).of_update();
+        let mut crossed = self.kernels.traffic_of_step_before().since(before);
         // Not counted: these units came only for this update, while in a forward pass they would be there anyway.
         crossed.weights.h2d_bytes = 0;
         if let Some(in_flight) = &mut self.in_flight {
@@ -63,15 +63,10 @@ impl Session {
         Ok(self.optimizer.finish(kernels, weights, gradients)?)
     }
 
-    /// What has crossed so far.
-    pub(crate) fn count(&self) -> Count {
-        Count::of(&*self.kernels, &self.weights, &self.gradients)
-    }
-
     /// Makes the update of a step whose gradients are complete, except what the next forward pass updates.
-    pub(crate) fn update(&mut self, crossed: &mut StepTraffic) -> Result {
+    pub(crate) fn update(&mut self) -> Result {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
+        let _account = self.kernels.count_to(Account::Update);
         let numbers = self.next_numbers();
         let (kernels, loss) = (&*self.kernels, self.losses.sum());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
@@ -87,21 +82,17 @@ impl Session {
         if !self.settings.homes.updates_in_forward() {
             self.update_parts()?;
         }
-        self.weights.gather_updated(&*self.kernels)?;
-        *crossed = crossed.plus(self.count().since(before).of_update());
-        Ok(())
+        Ok(self.weights.gather_updated(&*self.kernels)?)
     }
 
     /// Sends the numbers for the update in the backward pass. Finishes the previous step first, because they depend on
     /// the number of updates.
-    pub(crate) fn begin_released(&mut self, crossed: &mut StepTraffic) -> Result {
+    pub(crate) fn begin_released(&mut self) -> Result {
         self.finish_in_flight()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
         let numbers = self.next_numbers();
-        self.optimizer.begin_released(&*self.kernels, numbers)?;
-        *crossed = crossed.plus(self.count().since(before).of_update());
-        Ok(())
+        let _account = self.kernels.count_to(Account::Update);
+        Ok(self.optimizer.begin_released(&*self.kernels, numbers)?)
     }
 
     fn next_numbers(&self) -> StepNumbers {

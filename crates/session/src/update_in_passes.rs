@@ -1,8 +1,7 @@
 //! The optimizer beside the passes of a step.
 
 use crate::outcome::InFlight;
-use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
-use kernels::{KernelError, Kernels};
+use kernels::{Account, KernelError, Kernels};
 use memory::{In, Layer, Memory, Phase};
 use model::PassHooks;
 use optim::Optimizer;
@@ -21,7 +20,6 @@ pub(crate) struct UpdateInPasses<'a> {
     pub(crate) is_released: bool,
     /// Reports whether to interrupt the step.
     pub(crate) stop: &'a dyn Fn() -> bool,
-    pub(crate) traffic: &'a mut UpdateTraffic,
     /// The step before, which the device may still be at.
     pub(crate) before: Option<&'a InFlight>,
 }
@@ -38,24 +36,16 @@ impl PassHooks for UpdateInPasses<'_> {
         }
         // Entered in the first step too, although nothing is pending, so that all steps have the same peaks.
         let _place = self.memory.enter(Phase::Optimizer, layer);
-        let before = Count::of(self.kernels, weights, gradients);
+        let _account = self.kernels.count_to_step_before(Account::Update);
         self.optimizer
-            .update_part(self.kernels, weights, gradients, layer)?;
-        let crossed = Count::of(self.kernels, weights, gradients).since(before);
-        self.traffic.before = self.traffic.before.plus(crossed.of_update());
-        Ok(())
+            .update_part(self.kernels, weights, gradients, layer)
     }
 
     fn before_backward(&mut self) -> Result<(), KernelError> {
         // If gradients are released, this was done before the forward pass.
         if self.is_last_micro_batch && !self.is_released {
-            let before = self.kernels.traffic();
+            let _account = self.kernels.count_to(Account::Update);
             self.optimizer.prefetch(self.kernels)?;
-            let prefetched = StepTraffic {
-                update: self.kernels.traffic().since(before),
-                ..StepTraffic::default()
-            };
-            self.traffic.own = self.traffic.own.plus(prefetched);
         }
         Ok(())
     }
@@ -68,12 +58,9 @@ impl PassHooks for UpdateInPasses<'_> {
         loss: In,
     ) -> Result<(), KernelError> {
         let _place = self.memory.enter(Phase::Optimizer, part);
-        let before = Count::of(self.kernels, weights, gradients);
+        let _account = self.kernels.count_to(Account::Update);
         self.optimizer
-            .update_released(self.kernels, weights, gradients, part, loss)?;
-        let crossed = Count::of(self.kernels, weights, gradients).since(before);
-        self.traffic.own = self.traffic.own.plus(crossed.of_update());
-        Ok(())
+            .update_released(self.kernels, weights, gradients, part, loss)
     }
 
     fn is_stopped(&self) -> bool {

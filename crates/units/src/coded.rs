@@ -249,7 +249,6 @@ mod tests {
     #[test]
     fn a_matrix_is_set_and_read_in_parts() {
         let memory = Memory::host();
-        let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
         let values = |seed: usize| -> Vec<f32> {
             let value = |at| ((at * 7919 + seed) % 1013) as f32 / 1013.0 - 0.4;
             (0..ELEMENTS).map(value).collect()
@@ -262,6 +261,7 @@ mod tests {
             (Codes::Nf4, Home::Pinned),
             (Codes::Mxfp4, Home::Pinned),
         ] {
+            let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
             let mut weights = weights(&memory, codes, home.clone());
             let layout = weights.layout().clone();
             let bytes = 2 * codes.places(ELEMENTS).bytes as u64;
@@ -299,7 +299,7 @@ mod tests {
                 assert_eq!(out, expected);
                 weights.end_pass(&kernels).unwrap();
             }
-            let came = weights.traffic().h2d_bytes;
+            let came = kernels.step_traffic().weights.h2d_bytes;
             assert_eq!(came, if home == Home::Device { 0 } else { 2 * bytes });
         }
     }

@@ -1,7 +1,7 @@
 //! Gathers the pieces or shards of a bundle from the ranks that have them.
 
 use crate::Ranks;
-use kernels::{Exchange, ExchangeBytes, Kernels, Queue, Result, Traffic};
+use kernels::{Exchange, ExchangeBytes, Kernels, Queue, Result};
 use memory::{Cover, In, Layout, Out, Rank, Types};
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
     (gathering, types): (BundleToGather<'a>, &Types),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
-) -> Result<Traffic> {
+) -> Result {
     let bytes = gathering.bytes(types);
     let list = move || {
         let of = |rank: Rank| {
@@ -93,8 +93,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
         ranks.map(|rank| rank.number).collect()
     };
     // SAFETY: the caller's promise.
-    unsafe { gather(kernels, (rank, others), bytes, own, list) }?;
-    Ok(Traffic::of(Queue::Collective, bytes.sent))
+    unsafe { gather(kernels, (rank, others), bytes, own, list) }
 }
 
 /// Starts gathering the pieces of some ranks, each with its rank and its place. This rank's own piece comes from `own`, or is
@@ -153,7 +152,7 @@ pub unsafe fn exchange_stages<'a>(
     ranks: &'a Ranks,
     bytes: &[u64],
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
-) -> Result<Traffic> {
+) -> Result {
     let (own, stages) = (bytes[ranks.stage.number], ranks.stage.of);
     let bytes = ExchangeBytes::new((stages as u64 - 1) * own, bytes.iter().sum::<u64>() - own);
     let list = move || {
@@ -174,6 +173,5 @@ pub unsafe fn exchange_stages<'a>(
         }
     };
     // SAFETY: the caller's promise.
-    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }?;
-    Ok(Traffic::of(Queue::Collective, bytes.sent))
+    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }
 }

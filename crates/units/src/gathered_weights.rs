@@ -1,7 +1,7 @@
 //! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
-use kernels::{Event, Kernels, Queue, Result, Traffic};
+use kernels::{Account, Event, Kernels, Queue, Result};
 use memory::{Arena, Cover, Rank};
 
 const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
@@ -14,9 +14,6 @@ pub(crate) struct GatheredWeights {
     is_overlapped: bool,
     /// By the number of the bundle.
     bundles: Vec<GatheredBundle>,
-    traffic: Traffic,
-    /// What of it crossed in passes, for the update before them.
-    in_passes: Traffic,
 }
 
 /// What an arena keeps of a bundle, as far as other ranks update it.
@@ -53,19 +50,7 @@ impl GatheredWeights {
             rank,
             is_overlapped,
             bundles: layout.bundles().into_iter().map(kept).collect(),
-            traffic: Traffic::default(),
-            in_passes: Traffic::default(),
         }
-    }
-
-    /// Bytes that were sent.
-    pub(crate) fn traffic(&self) -> Traffic {
-        self.traffic
-    }
-
-    /// Those of them that passes sent, for the update before them.
-    pub(crate) fn traffic_in_passes(&self) -> Traffic {
-        self.in_passes
     }
 
     /// Starts gathering all bundles that are kept whole, the vectors first, then the units in the order of their use. Shards come
@@ -94,10 +79,8 @@ impl GatheredWeights {
         arena: &mut Arena,
         unit: usize,
     ) -> Result {
-        let before = self.traffic;
-        self.gather(kernels, arena, unit)?;
-        self.in_passes = self.in_passes.plus(self.traffic.since(before));
-        Ok(())
+        let _account = kernels.count_to_step_before(Account::Weights);
+        self.gather(kernels, arena, unit)
     }
 
     /// Starts gathering a bundle, if others' updates of it are owed.
@@ -106,6 +89,7 @@ impl GatheredWeights {
         let Some(what) = kept.what.filter(|_| std::mem::take(&mut kept.is_owed)) else {
             return Ok(());
         };
+        let _account = kernels.count_to(Account::Weights);
         let (layout, types) = (arena.layout().clone(), arena.types().clone());
         let gathering = BundleToGather {
             layout: &layout,
@@ -115,12 +99,11 @@ impl GatheredWeights {
         };
         // SAFETY: the computation waits for `came` before it reads or writes the bundle, and the arena lives as long as kernels have
         // work. Ranks read each other's shards in later exchanges, and these go in order.
-        let sent = unsafe {
+        unsafe {
             gather_bundle(kernels, (gathering, &types), None, |ranges| {
                 arena.disjoint_raw_mut(ranges)
             })
         }?;
-        self.traffic = self.traffic.plus(sent);
         kept.came = Some(kernels.record(Queue::Collective)?);
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::reduction::Reducing;
 use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
 use crate::{Ranks, UnitError};
-use kernels::{Init, Kernels, Result, Traffic};
+use kernels::{Init, Kernels, Result};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Category, DType, Home, In, Layer, Layout, Memory, Out,
     OutOfMemory,
@@ -91,7 +91,6 @@ impl Gradients {
             host,
             here: Vec::new(),
             parts,
-            traffic: Traffic::default(),
         });
         let vectors = trained.within(&layout.vectors());
         // Where all ranks get all sums, these come into an arena of all.
@@ -140,15 +139,6 @@ impl Gradients {
             Some(sums) => Some(&sums.host),
             None => streamed.and_then(|streamed| streamed.host.as_ref()),
         }
-    }
-
-    /// Bytes that were copied or sent during passes. Updates fetch gradients with the states, and count those
-    /// themselves.
-    pub fn traffic(&self) -> Traffic {
-        let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
-        let reducing = self.reducing.as_ref().map(Reducing::traffic);
-        let none = Traffic::default();
-        streamed.unwrap_or(none).plus(reducing.unwrap_or(none))
     }
 
     /// Whether the gradients of matrices are released during the step.

@@ -88,8 +88,7 @@ impl Grains {
             places_by_owner(pieces.collect(), |rows| sums.disjoint_rows(rows))
         };
         // SAFETY: as for `gather`.
-        unsafe { exchange_stages(kernels, ranks, &bytes, places) }?;
-        Ok(())
+        unsafe { exchange_stages(kernels, ranks, &bytes, places) }
     }
 
     /// The sums of all grains, `[g]` f64.

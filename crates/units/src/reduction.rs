@@ -11,7 +11,7 @@ use crate::grains::Grains;
 use crate::stream::OnDevice;
 use crate::sums_on_host::SumsOnHost;
 use crate::{Ranks, UnitError};
-use kernels::{Event, Exchange, ExchangeBytes, Init, Kernels, Queue, Result, SumInOrder, Traffic};
+use kernels::{Account, Event, Exchange, ExchangeBytes, Init, Kernels, Queue, Result, SumInOrder};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, Home, In, Layout, Memory,
     OutOfMemory, PARAMETER_PADDING, Rank,
@@ -44,7 +44,6 @@ pub(crate) struct Reducing {
     sent: Vec<Option<Event>>,
     /// When the last sum that was started is complete.
     summed: Event,
-    traffic: Traffic,
 }
 
 /// Room for a bucket: the gradients of the same elements of all ranks' parts.
@@ -115,16 +114,7 @@ impl Reducing {
             asked: 0,
             in_flight: VecDeque::new(),
             summed: Event::PAST,
-            traffic: Traffic::default(),
         })
-    }
-
-    /// Bytes that were copied or sent.
-    pub(crate) fn traffic(&self) -> Traffic {
-        match &self.on_host {
-            Some(sums) => self.traffic.plus(sums.traffic),
-            None => self.traffic,
-        }
     }
 
     /// Bytes that live across steps.
@@ -258,11 +248,10 @@ impl Reducing {
                 receives,
             }
         };
+        let _account = kernels.count_to(Account::Gradients);
         // SAFETY: own gradients stay until the computation has waited for an event after this (`wait_until_sent`, or
         // the end of a unit's lease). The slot stays until the sum has read it. Both live as long as kernels have work.
         unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
-        let sent = Traffic::of(Queue::Collective, bytes.sent);
-        self.traffic = self.traffic.plus(sent);
         self.asked += 1;
         self.in_flight.push_back(BucketInFlight {
             came: kernels.record(Queue::Collective)?,
@@ -356,18 +345,17 @@ impl Reducing {
         });
         let pieces = pieces.collect();
         // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
-        let sent = unsafe {
+        let _account = kernels.count_to(Account::Gradients);
+        unsafe {
             exchange_stages(kernels, &self.ranks, &bytes, || {
                 places_by_owner(pieces, |ranges| sums.disjoint_raw_mut(ranges))
             })
-        }?;
-        self.traffic = self.traffic.plus(sent);
-        Ok(())
+        }
     }
 
     /// Gives the step's sums to all ranks of this stage. They must be complete, and the computation must already wait for them.
     pub(crate) fn share(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
-        let mut sent = Traffic::default();
+        let _account = kernels.count_to(Account::Gradients);
         let (layout, types) = (arena.layout().clone(), arena.types().clone());
         for bundle in self.buckets.divided() {
             let gathering = BundleToGather {
@@ -383,14 +371,12 @@ impl Reducing {
             });
             // SAFETY: the caller waits for this before the arena is read or written. The arena and the sums live as
             // long as kernels have work, and the sums are written again only after the next backward pass.
-            let gathered = unsafe {
+            unsafe {
                 gather_bundle(kernels, (gathering, &types), own, |ranges| {
                     arena.disjoint_raw_mut(ranges)
                 })
-            };
-            sent = sent.plus(gathered?);
+            }?;
         }
-        self.traffic = self.traffic.plus(sent);
         Ok(())
     }
 }

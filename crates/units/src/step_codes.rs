@@ -2,7 +2,7 @@
 //! device, in pinned host memory, or a shard on each rank. From its second use on, a unit comes as codes.
 
 use kernels::operation::Copy;
-use kernels::{Event, Kernels, Queue, Result, Traffic};
+use kernels::{Account, Event, Kernels, Queue, Result};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory,
 };
@@ -24,7 +24,6 @@ pub(crate) struct StepCodes {
     made: Cover,
     /// When the last codes have gone to the host.
     gone: Option<Event>,
-    traffic: Traffic,
 }
 
 impl StepCodes {
@@ -57,7 +56,6 @@ impl StepCodes {
             matrices: matrices.clone(),
             made: Cover::default(),
             gone: None,
-            traffic: Traffic::default(),
         })
     }
 
@@ -74,11 +72,6 @@ impl StepCodes {
     /// Called when the passes of a step are over.
     pub(crate) fn forget(&mut self) {
         self.made = Cover::default();
-    }
-
-    /// Bytes that were copied to the host.
-    pub(crate) fn traffic(&self) -> Traffic {
-        self.traffic
     }
 
     /// The codes of a range of matrices that lie on the device as a whole; none if they are not this step's.
@@ -122,6 +115,7 @@ impl StepCodes {
         if self.is_on_host {
             kernels.wait(Queue::Download, kernels.record(Queue::Compute)?, MADE)?;
         }
+        let _account = kernels.count_to(Account::Weights);
         let codes = codes.cast(DType::U8);
         for part in self.arena.held().within(range).ranges().to_vec() {
             let x = codes.rows(part.start - range.start..part.end - range.start);
@@ -133,8 +127,6 @@ impl StepCodes {
             // SAFETY: the caller keeps the codes until the computation waits for `gone`. Uploads that read the host's memory wait
             // for the computation after that, and those before have come, since the computation used what they brought.
             unsafe { kernels.start_download(out, x) }?;
-            let sent = Traffic::of(Queue::Download, part.len() as u64);
-            self.traffic = self.traffic.plus(sent);
         }
         if self.is_on_host {
             self.gone = Some(kernels.record(Queue::Download)?);

@@ -64,11 +64,6 @@ impl OnDevice {
         kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
     }
 
-    /// Bytes of the elements on the device.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.arena.types().bytes(self.arena.held()) as u64
-    }
-
     /// Starts copying a range of the layout to the host. The download queue must already wait for whatever wrote the
     /// range.
     pub(crate) fn send(

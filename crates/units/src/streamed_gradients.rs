@@ -2,7 +2,7 @@
 
 use crate::UnitError;
 use crate::stream::OnDevice;
-use kernels::{Event, Fill, Kernels, Queue, Result, Traffic};
+use kernels::{Account, Event, Fill, Kernels, Queue, Result};
 use memory::{Arena, Category, Cover, Memory};
 
 const CAME: &str = "a unit of gradients has come before it is added to";
@@ -15,7 +15,6 @@ pub(crate) struct StreamedGradients {
     pub(crate) here: Vec<Open>,
     /// How many parts of a micro-batch have gradients of their own. With several, none live on the host.
     pub(crate) parts: usize,
-    pub(crate) traffic: Traffic,
 }
 
 /// A unit on the device, with the gradients of one part.
@@ -93,9 +92,7 @@ impl StreamedGradients {
         let on_device = &mut self.here.last_mut().expect("one was pushed").on_device;
         match &self.host {
             Some(host) if is_begun => {
-                self.traffic = self
-                    .traffic
-                    .plus(Traffic::of(Queue::Upload, on_device.bytes()));
+                let _account = kernels.count_to(Account::Gradients);
                 on_device.fetch(kernels, &[(host, cover)])?;
             }
             _ => clear_padding(kernels, &mut on_device.arena)?,
@@ -127,21 +124,16 @@ impl StreamedGradients {
 
     /// Sends a unit to the host, if gradients live there.
     pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize) -> Result {
-        let StreamedGradients {
-            host,
-            here,
-            traffic,
-            ..
-        } = self;
-        let Some(host) = host else {
+        let Some(host) = &mut self.host else {
             return Ok(());
         };
         let summed = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Download, summed, SUMMED)?;
-        let open = here.iter_mut().find(|open| open.on_device.unit == unit);
+        let mut here = self.here.iter_mut();
+        let open = here.find(|open| open.on_device.unit == unit);
         let open = open.expect("what is closed was opened");
         open.is_open = false;
-        *traffic = traffic.plus(Traffic::of(Queue::Download, open.on_device.bytes()));
+        let _account = kernels.count_to(Account::Gradients);
         for range in host.layout().clone().units()[unit].trained.ranges() {
             open.on_device.send(kernels, host, range)?;
         }

@@ -6,7 +6,7 @@ use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::{StepCodes, copy_of_bytes};
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError, Zero};
-use kernels::{Kernels, Queue, Result, Traffic};
+use kernels::{Account, Kernels, Queue, Result};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::ops::Range;
 use std::rc::Rc;
@@ -42,7 +42,6 @@ pub(crate) struct StreamedWeights {
     used: usize,
     /// Whether only the elements that this rank updates are fetched.
     only_updated: bool,
-    pub(crate) traffic: Traffic,
 }
 
 impl StreamedWeights {
@@ -70,7 +69,6 @@ impl StreamedWeights {
             order: Rc::new([]),
             used: 0,
             only_updated: false,
-            traffic: Traffic::default(),
         }
     }
 
@@ -111,21 +109,13 @@ impl StreamedWeights {
         unit: usize,
         range: &Range<usize>,
     ) -> Result {
-        let StreamedWeights {
-            host: Some(host),
-            here,
-            traffic,
-            ..
-        } = self
-        else {
+        let Some(host) = &mut self.host else {
             return Ok(());
         };
-        let here = here.iter_mut().find(|here| here.unit == unit);
+        let _account = kernels.count_to(Account::Weights);
+        let here = self.here.iter_mut().find(|here| here.unit == unit);
         let here = here.expect("what is updated is on the device");
-        here.send(kernels, host, range)?;
-        let bytes = host.raw(range).elements();
-        *traffic = traffic.plus(Traffic::of(Queue::Download, bytes as u64));
-        Ok(())
+        here.send(kernels, host, range)
     }
 
     /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
@@ -149,9 +139,10 @@ impl StreamedWeights {
             what,
         };
         let types = host.types().clone();
+        let _account = kernels.count_to(Account::Weights);
         // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`leave`), or never
         // (`abandon`). The own piece is only read until then.
-        let sent = unsafe {
+        unsafe {
             gather_bundle(kernels, (gathering, &types), None, |ranges| {
                 here.arena.disjoint_raw_mut(ranges)
             })
@@ -167,8 +158,6 @@ impl StreamedWeights {
         }
         // Also where the others had nothing.
         here.leaves(kernels.record(Queue::Download)?);
-        let downloaded = Traffic::of(Queue::Download, types.bytes(&others) as u64);
-        self.traffic = self.traffic.plus(sent).plus(downloaded);
         Ok(())
     }
 
@@ -288,11 +277,11 @@ impl StreamedWeights {
         // Filed even if the device failed, so that the lease outlives a copy that was started.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        let traffic = match (self.gathers, only_updated) {
+        let _account = kernels.count_to(Account::Weights);
+        match (self.gathers, only_updated) {
             (Some((rank, GatheredParts::Shards)), false) => source.gather(kernels, here, rank)?,
             _ => source.fetch(kernels, here, &own)?,
-        };
-        self.traffic = self.traffic.plus(traffic);
+        }
         Ok(())
     }
 }
@@ -323,21 +312,19 @@ impl<'a> UnitSource<'a> {
     }
 
     /// Starts fetching some elements from the host into a lease that was just taken; none if they are not there.
-    fn fetch(&self, kernels: &Kernels, here: &mut OnDevice, cover: &Cover) -> Result<Traffic> {
-        if !self.is_on_host {
-            return Ok(Traffic::default());
+    fn fetch(&self, kernels: &Kernels, here: &mut OnDevice, cover: &Cover) -> Result {
+        match self.is_on_host {
+            true => here.fetch(kernels, &self.arenas(cover)),
+            false => Ok(()),
         }
-        here.fetch(kernels, &self.arenas(cover))?;
-        let bytes = here.arena.types().bytes(cover);
-        Ok(Traffic::of(Queue::Upload, bytes as u64))
     }
 
     /// Starts gathering a unit from the ranks of the shard group into a lease that was just taken.
-    fn gather(&self, kernels: &Kernels, here: &mut OnDevice, rank: Rank) -> Result<Traffic> {
+    fn gather(&self, kernels: &Kernels, here: &mut OnDevice, rank: Rank) -> Result {
         let unit = &self.layout.units()[here.unit];
         let shard = |bundle| self.layout.shard(bundle, rank);
         let own = Cover::joined(unit.bundles().map(shard));
-        let mut traffic = self.fetch(kernels, here, &own)?;
+        self.fetch(kernels, here, &own)?;
         match (self.is_on_host, self.codes) {
             (true, _) => kernels.wait(Queue::Collective, here.came, SHARD_CAME)?,
             (false, Some(_)) => self.copy(kernels, here, &own)?,
@@ -359,15 +346,14 @@ impl<'a> UnitSource<'a> {
             let types = here.arena.types().clone();
             // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.
-            let gathered = unsafe {
+            unsafe {
                 gather_bundle(kernels, (gathering, &types), sent, |ranges| {
                     here.arena.disjoint_raw_mut(ranges)
                 })
             }?;
-            traffic = traffic.plus(gathered);
         }
         here.came = kernels.record(Queue::Collective)?;
-        Ok(traffic)
+        Ok(())
     }
 
     /// Copies some elements on the device: the ranges that ranks send may mix codes and what is stored.

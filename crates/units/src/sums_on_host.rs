@@ -4,7 +4,7 @@
 use crate::UnitError;
 use crate::grains::Grains;
 use crate::stream::OnDevice;
-use kernels::{Event, Kernels, Queue, Result, Traffic};
+use kernels::{Account, Event, Kernels, Queue, Result};
 use memory::{Arena, Category, Memory, Rank};
 use std::ops::Range;
 
@@ -16,7 +16,6 @@ pub(crate) struct SumsOnHost {
     pub(crate) host: Arena,
     rank: Rank,
     here: Vec<UnitSums>,
-    pub(crate) traffic: Traffic,
 }
 
 /// The sums of a unit on the device.
@@ -34,7 +33,6 @@ impl SumsOnHost {
             host,
             rank,
             here: Vec::new(),
-            traffic: Traffic::default(),
         }
     }
 
@@ -60,9 +58,8 @@ impl SumsOnHost {
         });
         let here = self.here.last_mut().expect("one was pushed");
         if is_begun {
+            let _account = kernels.count_to(Account::Gradients);
             here.on_device.fetch(kernels, &[(&self.host, own)])?;
-            let bytes = here.on_device.bytes();
-            self.traffic = self.traffic.plus(Traffic::of(Queue::Upload, bytes));
         } else {
             here.on_device.free(kernels, Queue::Update)?;
         }
@@ -90,11 +87,10 @@ impl SumsOnHost {
         let here = here.expect("sums are sent from the device");
         here.is_complete = is_complete;
         let ranges: Vec<Range<usize>> = here.on_device.arena.held().ranges().to_vec();
+        let _account = kernels.count_to(Account::Gradients);
         for range in &ranges {
             here.on_device.send(kernels, &mut self.host, range)?;
         }
-        let sent = Traffic::of(Queue::Download, here.on_device.bytes());
-        self.traffic = self.traffic.plus(sent);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use crate::step_codes::StepCodes;
 use crate::stream::host_bytes;
 use crate::streamed_weights::{CAME_TO_BE_UPDATED, ResidentWeights, StreamedWeights};
 use crate::{Ranks, UnitError, Zero};
-use kernels::{Kernels, Queue, Result, Traffic};
+use kernels::{Kernels, Queue, Result};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
     Out, OutOfMemory,
@@ -166,21 +166,6 @@ impl Weights {
     /// Name and bytes of the arena in pinned host memory.
     pub fn host_arena(&self) -> Option<(&'static str, u64)> {
         Some(("offloaded_parameters", self.host()?.bytes()))
-    }
-
-    /// Bytes that were copied or sent during passes and after updates.
-    pub fn traffic(&self) -> Traffic {
-        let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
-        let gathered = self.gathered.as_ref().map(GatheredWeights::traffic);
-        let codes = self.step_codes.as_ref().map(StepCodes::traffic);
-        let all = [streamed, gathered, codes].into_iter().flatten();
-        all.fold(Traffic::default(), Traffic::plus)
-    }
-
-    /// Bytes that were sent in passes for the update before them.
-    pub fn traffic_of_update_in_passes(&self) -> Traffic {
-        let gathered = self.gathered.as_ref();
-        gathered.map_or(Traffic::default(), GatheredWeights::traffic_in_passes)
     }
 
     /// Whether some of what other ranks updated has yet to be gathered: the next pass gathers it, or
@@ -572,7 +557,7 @@ mod tests {
         }
         weights.end_pass(&*kernels).unwrap();
         assert_eq!(memory.live_bytes(), live);
-        assert_eq!(weights.traffic().h2d_bytes, 3 * unit_bytes);
+        assert_eq!(kernels.step_traffic().weights.h2d_bytes, 3 * unit_bytes);
         assert_eq!(weights.view(3).slice::<f32>()[1], 769.0, "vectors stay");
     }
 

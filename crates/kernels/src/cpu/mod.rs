@@ -43,11 +43,10 @@ use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, Init, Kernels, Operation, Queue, Queues, Reading, Request, Result, Target,
-    Traffic,
 };
 use collectives::Group;
 use memory::{Buffer, DType, Element, In, Memory, Out, OutOfMemory};
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
 
 pub use products::Instructions;
@@ -73,7 +72,6 @@ pub struct Cpu {
     instructions: Instructions,
     /// One thread per queue of copies and exchanges. Operations run in the calling thread.
     workers: Workers,
-    traffic: Cell<Traffic>,
 }
 
 impl Cpu {
@@ -118,7 +116,6 @@ impl Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
             instructions: Instructions::best(),
             workers: Workers::new(Box::new(|_, _| {}), group),
-            traffic: Cell::default(),
         }))
     }
 }
@@ -163,10 +160,6 @@ impl Backend for Cpu {
 
     fn widens(&self) -> bool {
         self.workspace.is_some()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
     }
 
     unsafe fn ask(&self, queue: Queue, request: Request) -> Result {

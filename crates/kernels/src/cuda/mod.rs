@@ -62,7 +62,7 @@ use crate::families::families;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, Init, Kernels, Operation, Queue, Queues, Reading, Request, Result, Section,
-    Target, Traffic,
+    Target,
 };
 use calls::arguments;
 use extent::Extent;
@@ -143,7 +143,6 @@ pub struct Cuda<D> {
     experts: KernelKind,
     /// From so many tiles of products of experts on blocks for Hopper compute several.
     blocks_enough: usize,
-    traffic: Cell<Traffic>,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -163,7 +162,6 @@ impl<D: Driver> Cuda<D> {
             attention: KernelKind::Sm80,
             experts: KernelKind::Sm80,
             blocks_enough: BLOCKS_ENOUGH,
-            traffic: Cell::default(),
         }))
     }
 
@@ -238,10 +236,6 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn widens(&self) -> bool {
         true
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
     }
 
     unsafe fn ask(&self, queue: Queue, request: Request) -> Result {

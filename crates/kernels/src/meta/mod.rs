@@ -6,7 +6,6 @@ pub mod timeline;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, Event, ExchangeBytes, Kernels, Queue, Queues, Reading, Request, Result, Target,
-    Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -20,7 +19,6 @@ pub struct Meta {
     memory: Memory,
     flops: FlopCounter,
     workspace: Option<Buffer>,
-    traffic: Cell<Traffic>,
     rank: usize,
     timeline: Option<Timeline>,
 }
@@ -55,7 +53,6 @@ impl Meta {
             memory: memory.clone(),
             flops,
             workspace: lease_workspace(memory, target, dtype)?,
-            traffic: Cell::default(),
             rank: 0,
             timeline: None,
         }))
@@ -100,10 +97,6 @@ impl Backend for Meta {
 
     fn widens(&self) -> bool {
         self.target != Target::Cpu || self.workspace.is_some()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
     }
 
     unsafe fn ask(&self, queue: Queue, request: Request) -> Result {
