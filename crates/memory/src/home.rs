@@ -26,6 +26,18 @@ choices! {
     }
 }
 
+/// When the matrices of a run are updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateTime {
+    /// At the end of a step.
+    EndOfStep,
+    /// Those of each part of the model just before the part's next forward pass, if something that the update needs lives elsewhere. The
+    /// results of a step are complete only once that pass has been enqueued.
+    NextForward,
+    /// Those of each part as soon as the backward pass has computed their gradients, which are then released.
+    Backward,
+}
+
 /// Where the matrices of a run live, and how those that live elsewhere come to the device. Vectors are small and stay
 /// on the device.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,10 +86,13 @@ impl Homes {
             || self.gradients == Home::Pinned
     }
 
-    /// Whether updates run in the next forward pass. If so, the results of a step are complete only once that pass has
-    /// been enqueued.
-    pub fn updates_in_forward(&self) -> bool {
-        self.streams_updates() && self.window == Window::Forward && self.gradients != Home::Released
+    /// When weights are updated.
+    pub fn update_time(&self) -> UpdateTime {
+        match (&self.gradients, self.window) {
+            (Home::Released, _) => UpdateTime::Backward,
+            (_, Window::Forward) if self.streams_updates() => UpdateTime::NextForward,
+            _ => UpdateTime::EndOfStep,
+        }
     }
 
     /// Phrases for the end of a sentence that name what lives elsewhere. Each begins with a comma; the text may be

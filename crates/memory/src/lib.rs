@@ -67,7 +67,7 @@ pub use dims::Dims;
 pub use dtype::{DType, E4m3, E5m2, Element};
 pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
-pub use home::{Home, Homes, Window};
+pub use home::{Home, Homes, UpdateTime, Window};
 pub use host::HostBlock;
 pub use layout::{Layout, LayoutBuilder, Unit};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};

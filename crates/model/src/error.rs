@@ -16,7 +16,7 @@ pub enum ModelError {
     /// An operation was called wrongly, or the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// [`crate::PassHooks::is_stopped`] asked to break the pass off.
+    /// [`crate::Training::is_stopped`] asked to break the pass off.
     #[error("the pass was broken off")]
     Stopped,
 }

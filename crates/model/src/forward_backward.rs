@@ -70,7 +70,11 @@ impl Pass<'_> {
 
     /// The backward pass from the filed gradient of its blocks' output.
     fn backward_to_end(&mut self) -> Result<Option<Buffer>> {
-        self.work.purpose.training().hooks.before_backward()?;
+        let kernels = self.work.kernels;
+        let training = self.work.purpose.training();
+        if let (Some(optimizer), true) = (&mut training.optimizer, training.is_last_micro_batch) {
+            optimizer.before_backward(kernels)?;
+        }
         let gradient = self.backward()?;
         let Work {
             weights, kernels, ..
@@ -126,7 +130,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Brings a part's weights to the device, has hooks update them if that is due, and only then fetches the next
+    /// Brings a part's weights to the device, has the optimizer update them if that is due, and only then fetches the next
     /// weights. Uploads run in order, and the update waits for uploads of its own.
     fn before_forward(&mut self, part: Layer) -> Result {
         self.go_on()?;
@@ -136,11 +140,13 @@ impl Pass<'_> {
             return Ok(());
         };
         if let Some(unit) = unit {
-            work.weights.use_unit(work.memory, work.kernels, unit)?;
+            work.weights.use_unit(work.kernels, unit)?;
         }
-        let (hooks, gradients) = (&mut training.hooks, &*training.gradients);
-        hooks.before_forward(part, work.weights, gradients)?;
-        Ok(work.weights.look_ahead(work.memory, work.kernels)?)
+        if let (Some(optimizer), true) = (&mut training.optimizer, training.is_first_micro_batch) {
+            let (weights, gradients) = (&mut *work.weights, &*training.gradients);
+            optimizer.before_forward(work.kernels, weights, gradients, part)?;
+        }
+        Ok(work.weights.look_ahead(work.kernels)?)
     }
 
     /// Drops everything after a pass that ended early. The host waits for copies under way; it fails only if the device
@@ -160,7 +166,7 @@ impl Pass<'_> {
     fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
-        let open = unit.map(|unit| gradients.open(work.memory, work.kernels, unit));
+        let open = unit.map(|unit| gradients.open(work.kernels, unit));
         Ok(open.transpose()?)
     }
 
@@ -172,7 +178,7 @@ impl Pass<'_> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
         match unit {
-            Some(unit) => Ok(gradients.fetch(work.memory, work.kernels, unit)?),
+            Some(unit) => Ok(gradients.fetch(work.kernels, unit)?),
             None => Ok(()),
         }
     }
@@ -195,19 +201,21 @@ impl Pass<'_> {
         training
             .gradients
             .close(work.kernels, open, (is_own, is_last))?;
-        if is_own && is_last && is_released {
-            let hooks = &mut training.hooks;
+        if let Some(optimizer) = &mut training.optimizer
+            && (is_own && is_last && is_released)
+        {
+            let (weights, gradients) = (&mut *work.weights, &mut *training.gradients);
             let loss = training.losses[0].sums.as_in().rows(0..1);
-            hooks.after_backward(part, work.weights, training.gradients, loss)?;
+            optimizer.after_backward(work.kernels, weights, gradients, part, loss)?;
         }
         Ok(())
     }
 
-    /// Breaks the micro-batch off if a hook asks for that. The backward pass is not broken off where gradients are
+    /// Breaks the micro-batch off if the caller asks for that. The backward pass is not broken off where gradients are
     /// released: it has updated some weights already.
     fn go_on(&self) -> Result {
         match &self.work.purpose {
-            Purpose::Training(training) if training.hooks.is_stopped() => Err(ModelError::Stopped),
+            Purpose::Training(training) if (training.is_stopped)() => Err(ModelError::Stopped),
             _ => Ok(()),
         }
     }
@@ -350,84 +358,41 @@ impl Pass<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PassHooks;
     use crate::test_model::TestModel;
-    use kernels::KernelError;
-    use units::{Gradients, Weights};
+    use std::cell::Cell;
 
-    /// Records the calls of its hooks, and stops the micro-batch after a number of parts.
-    struct Noted {
-        calls: Vec<String>,
-        parts_until_stop: usize,
-    }
-
-    impl Noted {
-        fn until(parts_until_stop: usize) -> Noted {
-            Noted {
-                calls: Vec::new(),
-                parts_until_stop,
-            }
-        }
-    }
-
-    impl PassHooks for Noted {
-        fn before_forward(
-            &mut self,
-            part: Layer,
-            _: &mut Weights,
-            _: &Gradients,
-        ) -> Result<(), KernelError> {
-            self.calls.push(part.to_string());
-            Ok(())
-        }
-
-        fn before_backward(&mut self) -> Result<(), KernelError> {
-            self.calls.push("backward".into());
-            Ok(())
-        }
-
-        fn is_stopped(&self) -> bool {
-            self.calls.len() >= self.parts_until_stop
-        }
+    /// Runs a micro-batch, which is stopped when it asks for the part of this number. Returns how often it asked.
+    fn run(fixture: &mut TestModel, stopped_at: usize) -> (Result<Option<Buffer>>, usize) {
+        let asked = Cell::new(0);
+        let is_stopped = || asked.replace(asked.get() + 1) == stopped_at;
+        let mut replayed = fixture.model.no_replays();
+        let outcome = fixture.train(&is_stopped, |model, work| {
+            model.forward_backward(work, &mut replayed)
+        });
+        (outcome, asked.get())
     }
 
     #[test]
-    fn parts_run_in_order_and_every_parameter_gets_a_gradient() {
+    fn every_parameter_gets_a_gradient_and_nothing_is_left() {
         let mut fixture = TestModel::new("none");
-        let mut noted = Noted::until(usize::MAX);
-        let mut replayed = fixture.model.no_replays();
         let live = fixture.memory.live_leases();
-        let outcome = fixture.train(&mut noted, |model, work| {
-            model.forward_backward(work, &mut replayed)
-        });
+        let (outcome, asked) = run(&mut fixture, usize::MAX);
         outcome.unwrap();
-        let parts = [
-            Layer::Embedding,
-            Layer::Block(0),
-            Layer::Block(1),
-            Layer::Head,
-        ];
-        let expected = parts.map(|part| part.to_string());
-        assert_eq!(noted.calls[..4], expected);
-        assert_eq!(noted.calls[4..], ["backward"]);
+        // The embedding, both blocks and the head; then the blocks backward.
+        assert_eq!(asked, 4 + 2);
         assert_eq!(fixture.gradients.missing(), [""; 0]);
         assert!(fixture.saved.is_empty());
         assert_eq!(fixture.memory.live_leases(), live);
     }
 
-    /// Stops before the head, and before the first block's backward pass.
     #[test]
     fn a_micro_batch_that_is_stopped_leaves_nothing() {
-        for parts in [1, 3, 5] {
+        for part in 0..6 {
             let mut fixture = TestModel::new("full");
-            let mut noted = Noted::until(parts);
-            let mut replayed = fixture.model.no_replays();
             let live = fixture.memory.live_leases();
-            let outcome = fixture.train(&mut noted, |model, work| {
-                model.forward_backward(work, &mut replayed)
-            });
-            assert!(matches!(outcome, Err(ModelError::Stopped)), "{parts}");
-            assert_eq!(noted.calls.len(), parts);
+            let (outcome, asked) = run(&mut fixture, part);
+            assert!(matches!(outcome, Err(ModelError::Stopped)), "{part}");
+            assert_eq!(asked, part + 1);
             assert!(fixture.saved.is_empty());
             assert_eq!(fixture.memory.live_leases(), live);
         }

@@ -31,7 +31,6 @@ mod forward_backward;
 mod fp8;
 mod fp8_cells;
 mod fp8_underflows;
-mod hooks;
 mod host_places;
 mod hugging_face;
 mod inference;
@@ -81,7 +80,6 @@ pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use features::{ActivationFunction, NormKind, NormPlacement, PositionKind, QkNormExtent};
 pub use fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 pub use fp8_underflows::UnderflowShare;
-pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
     Family, HfConfigError, LeftOut, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError,

@@ -538,8 +538,8 @@ impl<'a> Pass<'a> {
     /// units.
     pub(crate) fn use_unit(&mut self, unit: usize) -> Result {
         let work = &mut self.work;
-        if work.weights.use_unit(work.memory, work.kernels, unit)? {
-            work.weights.look_ahead(work.memory, work.kernels)?;
+        if work.weights.use_unit(work.kernels, unit)? {
+            work.weights.look_ahead(work.kernels)?;
         }
         Ok(())
     }
@@ -744,7 +744,6 @@ impl<'a> Pass<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NoHooks;
     use crate::stages::NormStage;
     use crate::test_model::TestModel;
 
@@ -756,7 +755,7 @@ mod tests {
     /// The bits of an activation pulled after the forward pass, and the number of replays that this took.
     fn pulled(recompute: &str) -> (Vec<u32>, usize) {
         let mut fixture = TestModel::new(recompute);
-        fixture.train(&mut NoHooks, |model, work| {
+        fixture.train(&|| false, |model, work| {
             let mut pass = Pass::new(model, work);
             pass.forward().unwrap();
             pass.backward_at = Some(StagePosition::new(1, 1));
@@ -790,9 +789,7 @@ mod tests {
     fn an_output_that_nobody_needs_is_not_leased() {
         let train = |recompute| {
             let mut fixture = TestModel::new(recompute);
-            fixture.train(&mut NoHooks, |model, work| {
-                wanted(&mut Pass::new(model, work))
-            })
+            fixture.train(&|| false, |model, work| wanted(&mut Pass::new(model, work)))
         };
         assert_eq!(train("none"), [true, true]);
         assert_eq!(train("full"), [true, false]);

@@ -85,7 +85,7 @@ impl Model {
             let _place = memory.enter(Phase::Backward, part);
             let unit = self.unit_of_part(part);
             let unit = unit.expect("a block with matrices has a unit");
-            let open = gradients.open_deferred(memory, kernels, unit)?;
+            let open = gradients.open_deferred(kernels, unit)?;
             while let Some(product) = products.next_if(|product| product.layer == layer) {
                 let dweight = gradients.accumulate_joined(&product.weights);
                 let dweight = dweight.expect("these weights lie together");
@@ -101,8 +101,9 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelError;
     use crate::test_model::TestModel;
-    use crate::{ModelError, NoHooks, PassHooks};
+    use std::cell::Cell;
 
     /// The bits of all gradients after a backward pass that defers those of matrices, or computes them.
     fn gradients(recompute: &str, defers: bool) -> Vec<u32> {
@@ -110,7 +111,7 @@ mod tests {
         let live = fixture.memory.live_leases();
         let mut deferred = defers.then(DeferredGradients::default);
         let mut replayed = fixture.model.no_replays();
-        let made = fixture.train_deferring(&mut NoHooks, deferred.as_mut(), |model, work| {
+        let made = fixture.train_deferring(&|| false, deferred.as_mut(), |model, work| {
             model.forward_backward(work, &mut replayed)
         });
         made.unwrap();
@@ -145,23 +146,16 @@ mod tests {
         }
     }
 
-    /// Stops in the backward pass of the first block, after the last one has deferred its own.
-    struct Stopped(std::cell::Cell<usize>);
-
-    impl PassHooks for Stopped {
-        fn is_stopped(&self) -> bool {
-            self.0.replace(self.0.get() + 1) == 5
-        }
-    }
-
     #[test]
     fn a_pass_that_is_broken_off_keeps_nothing() {
         let mut fixture = TestModel::new("none");
         let live = fixture.memory.live_leases();
         let mut deferred = DeferredGradients::default();
         let mut replayed = fixture.model.no_replays();
-        let mut stopped = Stopped(0.into());
-        let made = fixture.train_deferring(&mut stopped, Some(&mut deferred), |model, work| {
+        // Stops in the backward pass of the first block, after the last one has deferred its own.
+        let asked = Cell::new(0);
+        let is_stopped = || asked.replace(asked.get() + 1) == 5;
+        let made = fixture.train_deferring(&is_stopped, Some(&mut deferred), |model, work| {
             model.forward_backward(work, &mut replayed)
         });
         assert!(matches!(made, Err(ModelError::Stopped)));

@@ -1,8 +1,9 @@
 //! Why a micro-batch passes through the model.
 
-use crate::{CachedSequences, DeferredGradients, PassHooks};
+use crate::{CachedSequences, DeferredGradients};
 use kernels::Init;
 use memory::{In, Out, Phase};
+use optim::Optimizer;
 use units::Gradients;
 
 /// Why a micro-batch passes through the model.
@@ -24,14 +25,19 @@ pub enum Purpose<'a> {
 pub struct Training<'a> {
     /// The gradients to which this micro-batch adds its own.
     pub gradients: &'a mut Gradients,
+    /// Updates weights during the pass, if that is the time; none: the pass only computes gradients.
+    pub optimizer: Option<&'a mut Optimizer>,
+    /// Whether weights may still have to be updated with the gradients of the step before.
+    pub is_first_micro_batch: bool,
     /// Whether gradients are complete after this micro-batch.
     pub is_last_micro_batch: bool,
     /// The loss of the step so far; that of each of the micro-batch's parts by itself.
     pub losses: Vec<StepLoss<'a>>,
     /// A place for the gradients of matrices that the backward pass defers; none: it computes them.
     pub deferred: Option<&'a mut DeferredGradients>,
-    /// Hooks that run during the pass.
-    pub hooks: &'a mut dyn PassHooks,
+    /// Whether to break the micro-batch off. It is asked before each part of the model, forward and backward; where
+    /// gradients are released, only forward.
+    pub is_stopped: &'a dyn Fn() -> bool,
 }
 
 /// The loss that a step's micro-batches sum up.

@@ -2,8 +2,8 @@
 
 use crate::{
     Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, DeferredGradients,
-    DrawingOrder, Fresh, Model, ModelConfig, PassHooks, Policy, Purpose, SavedActivations,
-    StepLoss, Training, Work, initialise,
+    DrawingOrder, Fresh, Model, ModelConfig, Policy, Purpose, SavedActivations, StepLoss, Training,
+    Work, initialise,
 };
 use kernels::Kernels;
 use kernels::cpu::Cpu;
@@ -91,25 +91,27 @@ impl TestModel {
         }
     }
 
-    /// Runs a function with the work of a training step and with `hooks`.
+    /// Runs a function with the work of a training step that may be stopped.
     pub(crate) fn train<T>(
         &mut self,
-        hooks: &mut dyn PassHooks,
+        is_stopped: &dyn Fn() -> bool,
         run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T,
     ) -> T {
-        self.train_deferring(hooks, None, run)
+        self.train_deferring(is_stopped, None, run)
     }
 
     /// As [`TestModel::train`], with a place for deferred gradients.
     pub(crate) fn train_deferring<T>(
         &mut self,
-        hooks: &mut dyn PassHooks,
+        is_stopped: &dyn Fn() -> bool,
         deferred: Option<&mut DeferredGradients>,
         run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T,
     ) -> T {
         self.gradients.begin_step();
         let training = Training {
             gradients: &mut self.gradients,
+            optimizer: None,
+            is_first_micro_batch: true,
             is_last_micro_batch: true,
             losses: vec![StepLoss {
                 sums: self.loss.view_mut(),
@@ -119,7 +121,7 @@ impl TestModel {
                 preferences: None,
             }],
             deferred,
-            hooks,
+            is_stopped,
         };
         let work = Work {
             memory: &self.memory,

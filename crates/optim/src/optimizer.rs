@@ -10,8 +10,10 @@ use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
-use kernels::{BlockFile, Kernels, NormAndClip, Result};
-use memory::{Buffer, Category, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory, Rank};
+use kernels::{Account, BlockFile, Kernels, NormAndClip, Result};
+use memory::{
+    Buffer, Category, DType, Homes, In, Layer, Layout, Memory, OutOfMemory, Phase, Rank, UpdateTime,
+};
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, UnitError, Weights};
@@ -46,6 +48,7 @@ pub struct Optimizer {
     /// `[parts, 2]` f32, if gradients are released: the norm and the clipping factor of each part, in the order of
     /// updates.
     clips: Option<Buffer>,
+    time: UpdateTime,
     /// Whether some parameters still have to be updated with the gradients of the last step.
     is_pending: bool,
 }
@@ -66,7 +69,7 @@ impl Optimizer {
         let groups = recipe.hyperparameters.groups(layout, &recipe.matrices);
         let form = Rc::new(Form::new(layout, recipe.formats, recipe.weights, groups));
         let rank = ranks.map_or(Rank::ALONE, Ranks::updating);
-        let is_released = homes.gradients == Home::Released;
+        let is_released = homes.update_time() == UpdateTime::Backward;
         let streamed = (homes.streams_updates() || is_released).then(|| {
             let formats = (&form, recipe.gradients);
             Streamed::lease(memory, layout, homes, formats, rank)
@@ -99,6 +102,7 @@ impl Optimizer {
             clips: clips.transpose()?,
             layout: layout.clone(),
             streamed,
+            time: homes.update_time(),
             is_pending: false,
         })
     }
@@ -142,23 +146,105 @@ impl Optimizer {
         self.is_pending
     }
 
-    /// Starts to bring what the next update needs, as far as the slots have room.
+    /// When weights are updated.
+    pub fn time(&self) -> UpdateTime {
+        self.time
+    }
+
+    /// Begins a step. If it updates weights in its backward pass, the numbers of the update go to the device now.
     ///
     /// # Errors
     /// `KernelError` if the device or a disk fails.
-    pub fn prefetch(&mut self, kernels: &Kernels) -> Result {
-        let streamed = self.streamed.as_mut();
-        streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
+    pub fn begin_step(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
+        if self.time != UpdateTime::Backward {
+            return Ok(());
+        }
+        assert!(!self.is_pending, "the update before is pending");
+        let _account = kernels.count_to(Account::Update);
+        self.upload_numbers(kernels, numbers)?;
+        self.prefetch(kernels)
     }
 
-    /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Computes the norm and
-    /// the clipping factor, and updates whatever lives on the device. If loss or gradients are not finite, weights and
-    /// states stay as they are. Updates in chunks are pending: their gradients must not change until
-    /// [`Optimizer::update_part`] or [`Optimizer::finish`] has updated them.
+    /// Comes just before a part's first forward pass in a step, once the part's weights are on the device: updates them with the
+    /// gradients of the step before, if that is the time.
     ///
     /// # Errors
-    /// [`UnitError`] if the scratch of an update is refused, or the device or a disk fails.
-    pub fn begin(
+    /// `KernelError` if the device or a disk fails.
+    pub fn before_forward(
+        &mut self,
+        kernels: &Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+        part: Layer,
+    ) -> Result {
+        if self.time != UpdateTime::NextForward {
+            return Ok(());
+        }
+        // Entered in the first step too, although nothing is pending, so that all steps have the same peaks.
+        let _place = self.memory.enter(Phase::Optimizer, part);
+        let _account = kernels.count_to_step_before(Account::Update);
+        self.update_part(kernels, weights, gradients, part)
+    }
+
+    /// Comes before the last micro-batch's backward pass: starts to bring what the update needs, as far as the slots have room.
+    ///
+    /// # Errors
+    /// `KernelError` if the device or a disk fails.
+    pub fn before_backward(&mut self, kernels: &Kernels) -> Result {
+        let _account = kernels.count_to(Account::Update);
+        match self.time {
+            UpdateTime::Backward => Ok(()),
+            UpdateTime::EndOfStep | UpdateTime::NextForward => self.prefetch(kernels),
+        }
+    }
+
+    /// Comes once the gradients of a part's unit are complete, in the reverse order of the layout's units: enqueues the part's update, if
+    /// that is the time. Gradients are not clipped then. If they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
+    /// Its weights must be on the device, where they and its gradients stay until the next part's update has been enqueued, which gives
+    /// this update time to finish. Then the gradients are released.
+    ///
+    /// # Errors
+    /// `KernelError` if the device or a disk fails.
+    pub fn after_backward(
+        &mut self,
+        kernels: &Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        part: Layer,
+        loss: In,
+    ) -> Result {
+        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
+            return Ok(());
+        };
+        let _place = self.memory.enter(Phase::Optimizer, part);
+        let _account = kernels.count_to(Account::Update);
+        let (before, row) = (streamed.under_way(), streamed.number_of(part));
+        self.is_pending = true;
+        kernels.run(NormAndClip {
+            out: clips.view_mut().rows(row..row + 1).reshape([2]),
+            grains: gradients.unit_grains(part),
+            loss,
+            max_norm: None,
+        })?;
+        streamed.begin_part(kernels)?;
+        let clip = clips.view().rows(row..row + 1).reshape([2]);
+        let sources = self.states.sources(weights, gradients, Some(clip));
+        streamed.update_part(kernels, sources, part)?;
+        if let Some(before) = before {
+            streamed.wait_for(kernels, before)?;
+            gradients.release(before);
+        }
+        Ok(())
+    }
+
+    /// Ends a step whose losses add up to `loss` (`[1]` f32), and whose gradients are complete. Computes their norm and, unless parts are
+    /// updated already, the clipping factor, and updates whatever lives on the device. If loss or gradients are not finite, weights and
+    /// states stay as they are. What is left is pending: its gradients must not change until [`Optimizer::before_forward`] or
+    /// [`Optimizer::finish`] has updated it.
+    ///
+    /// # Errors
+    /// [`UnitError`] if the scratch of an update is refused, which has changed nothing then, or if the device or a disk fails.
+    pub fn end_step(
         &mut self,
         kernels: &Kernels,
         weights: &mut Weights,
@@ -166,19 +252,79 @@ impl Optimizer {
         loss: In,
         numbers: StepNumbers,
     ) -> Result<(), UnitError> {
-        assert!(!self.is_pending, "the update before is pending");
         let mut room = self.lease_room()?;
-        self.states
-            .numbers
-            .upload(kernels, &self.states.form, numbers)?;
+        let _account = kernels.count_to(Account::Update);
+        let is_released = self.time == UpdateTime::Backward;
+        if !is_released {
+            assert!(!self.is_pending, "the update before is pending");
+            self.upload_numbers(kernels, numbers)?;
+        }
         let clip_norm = self.states.numbers.clip_norm();
-        let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
+        let max_norm = (!is_released && clip_norm.is_finite()).then_some(clip_norm as f32);
         self.update_at_once(kernels, weights, gradients, (loss, max_norm), room.as_mut())?;
-        if let Some(streamed) = &mut self.streamed {
-            self.is_pending = true;
-            streamed.begin(kernels, gradients)?;
+        match &mut self.streamed {
+            Some(streamed) if is_released => {
+                streamed.wait_for(kernels, Layer::Whole)?;
+                assert!(streamed.is_updated(), "all parts are updated");
+                gradients.release(Layer::Whole);
+                self.is_pending = false;
+            }
+            Some(streamed) => {
+                self.is_pending = true;
+                streamed.begin(kernels, gradients)?;
+            }
+            None => {}
         }
         Ok(())
+    }
+
+    /// Makes all pending updates. Weights that live in pinned host memory come to the device for that, unit by unit.
+    ///
+    /// # Errors
+    /// [`UnitError`] if the lease of a unit is refused, or the device, a disk or another rank fails. No unit is left on the device then.
+    pub fn finish(
+        &mut self,
+        kernels: &Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+    ) -> Result<(), UnitError> {
+        let _account = kernels.count_to(Account::Update);
+        let updated = self.update_units(kernels, weights, gradients);
+        if updated.is_err() {
+            weights.abandon(kernels)?;
+        }
+        updated
+    }
+
+    fn update_units(
+        &mut self,
+        kernels: &Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+    ) -> Result<(), UnitError> {
+        if self.is_pending && weights.is_on_host() {
+            for unit in weights.begin_update().iter() {
+                weights.use_unit(kernels, *unit)?;
+                let part = self.layout.units()[*unit].part;
+                self.update_part(kernels, weights, gradients, part)?;
+                weights.gather_updated_unit(kernels, *unit)?;
+                weights.look_ahead(kernels)?;
+            }
+            weights.end_pass(kernels)?;
+        }
+        Ok(self.update_part(kernels, weights, gradients, Layer::Whole)?)
+    }
+
+    fn upload_numbers(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
+        let States {
+            numbers: all, form, ..
+        } = &mut self.states;
+        all.upload(kernels, form, numbers)
+    }
+
+    fn prefetch(&mut self, kernels: &Kernels) -> Result {
+        let streamed = self.streamed.as_mut();
+        streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
     }
 
     /// Leases scratch for updates in the queue of the computation, if they need any. It comes first in an update, so
@@ -217,12 +363,8 @@ impl Optimizer {
     }
 
     /// Runs the pending updates of all parts up to this one, in the order of the layout's units, before the computation
-    /// goes on. Does nothing if none is pending. The part's weights must be on the device. [`Layer::Whole`] stands for
-    /// all parts and needs the weights of all.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or a disk fails.
-    pub fn update_part(
+    /// goes on. The part's weights must be on the device; [`Layer::Whole`] needs those of all parts.
+    fn update_part(
         &mut self,
         kernels: &Kernels,
         weights: &mut Weights,
@@ -239,94 +381,5 @@ impl Optimizer {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Runs all pending updates.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or a disk fails.
-    pub fn finish(
-        &mut self,
-        kernels: &Kernels,
-        weights: &mut Weights,
-        gradients: &Gradients,
-    ) -> Result {
-        self.update_part(kernels, weights, gradients, Layer::Whole)
-    }
-}
-
-/// Updates of gradients that are released part by part. A step calls [`Optimizer::begin_released`], then
-/// [`Optimizer::update_released`] for each part, then [`Optimizer::end_released`].
-impl Optimizer {
-    /// Begins an update that runs during the backward pass.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or a disk fails.
-    pub fn begin_released(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
-        assert!(!self.is_pending, "the update before is pending");
-        self.states
-            .numbers
-            .upload(kernels, &self.states.form, numbers)?;
-        self.prefetch(kernels)
-    }
-
-    /// Enqueues the update of a part, whose gradients have been enqueued in the computation. Parts come in the reverse
-    /// order of the layout's units. Gradients are not clipped. If they or the step's `loss` (`[1]` f32) are not finite,
-    /// the part stays as it is. The part's weights must be on the device. They and its gradients must stay there until
-    /// the next part's update has been enqueued, which gives this update time to finish. Then the gradients are
-    /// released.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or a disk fails.
-    pub fn update_released(
-        &mut self,
-        kernels: &Kernels,
-        weights: &mut Weights,
-        gradients: &mut Gradients,
-        part: Layer,
-        loss: In,
-    ) -> Result {
-        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
-            unreachable!("gradients that are released are updated in chunks")
-        };
-        let (before, row) = (streamed.under_way(), streamed.number_of(part));
-        self.is_pending = true;
-        kernels.run(NormAndClip {
-            out: clips.view_mut().rows(row..row + 1).reshape([2]),
-            grains: gradients.unit_grains(part),
-            loss,
-            max_norm: None,
-        })?;
-        streamed.begin_part(kernels)?;
-        let clip = clips.view().rows(row..row + 1).reshape([2]);
-        let sources = self.states.sources(weights, gradients, Some(clip));
-        streamed.update_part(kernels, sources, part)?;
-        if let Some(before) = before {
-            streamed.wait_for(kernels, before)?;
-            gradients.release(before);
-        }
-        Ok(())
-    }
-
-    /// Ends an update after all its parts: updates the vectors, and computes the norm of all gradients.
-    ///
-    /// # Errors
-    /// As [`Optimizer::begin`].
-    pub fn end_released(
-        &mut self,
-        kernels: &Kernels,
-        weights: &mut Weights,
-        gradients: &mut Gradients,
-        loss: In,
-    ) -> Result<(), UnitError> {
-        let mut room = self.lease_room()?;
-        self.update_at_once(kernels, weights, gradients, (loss, None), room.as_mut())?;
-        if let Some(streamed) = &mut self.streamed {
-            streamed.wait_for(kernels, Layer::Whole)?;
-            assert!(streamed.is_updated(), "all parts are updated");
-        }
-        gradients.release(Layer::Whole);
-        self.is_pending = false;
-        Ok(())
     }
 }

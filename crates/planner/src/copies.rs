@@ -4,7 +4,7 @@ use crate::on_paper::Paper;
 use crate::rates::UTILISATION;
 use crate::traffic::Crossing;
 use kernels::{StepTraffic, Target, Traffic};
-use memory::{Home, Homes, Window, format_bytes};
+use memory::{Home, Homes, UpdateTime, Window, format_bytes};
 use serde::Serialize;
 use session::Result;
 use settings::Settings;
@@ -155,7 +155,7 @@ fn hides_states_behind_tokens(homes: &Homes) -> bool {
     homes.states == Home::Pinned
         && homes.weights == Home::Device
         && homes.gradients == Home::Device
-        && homes.updates_in_forward()
+        && homes.update_time() == UpdateTime::NextForward
 }
 
 /// A time in milliseconds or seconds, with about three digits.

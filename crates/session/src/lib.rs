@@ -36,7 +36,6 @@ mod snapshot;
 mod states_file;
 mod sum_of_ranks;
 mod update;
-mod update_in_passes;
 mod upload;
 mod weights;
 

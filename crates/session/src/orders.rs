@@ -16,8 +16,6 @@ pub(crate) struct Orders {
     passes: HashMap<(PassKind, usize), UnitOrder>,
     /// Those of forward passes without a backward pass, by their blocks.
     forward: Vec<(Range<usize>, UnitOrder)>,
-    /// All units of this rank with trained parameters, in the layout's order.
-    pub(crate) update: UnitOrder,
     none: UnitOrder,
 }
 
@@ -29,13 +27,10 @@ impl Orders {
         pipeline: Option<&Pipeline>,
         passes: HashMap<(PassKind, usize), UnitOrder>,
     ) -> Orders {
-        let layout = model.layout();
-        let trained = layout.units().iter().enumerate();
-        let trained = trained.filter(|(_, unit)| unit.trained.elements() > 0);
         let own: Vec<Range<usize>> = match pipeline {
             None => std::iter::once(0..model.layers()).collect(),
             Some(pipeline) => {
-                let own = pipeline.of_stage(layout.stage().number);
+                let own = pipeline.of_stage(model.layout().stage().number);
                 own.map(|(_, layers)| layers.clone()).collect()
             }
         };
@@ -46,7 +41,6 @@ impl Orders {
         Orders {
             passes,
             forward: forward.collect(),
-            update: trained.map(|(index, _)| index).collect(),
             none: Rc::default(),
         }
     }

@@ -6,7 +6,6 @@ use crate::graphs::section;
 use crate::losses::CurrentLoss;
 use crate::neighbours::{Neighbours, StageBetweenPasses};
 use crate::session::{Session, own};
-use crate::update_in_passes::UpdateInPasses;
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::{Section, StepTraffic, Traffic};
@@ -293,18 +292,15 @@ impl Session {
         let preferences = preferences.map(|beta| begun.preferences(beta));
         let of_step = (passes.micro_batches, preferences);
         let losses = step_losses(self.losses.current(), index == 0, of_step);
-        let mut update_in_passes = UpdateInPasses {
-            kernels: &*self.kernels,
-            memory: &self.memory,
-            optimizer: &mut self.optimizer,
-            in_forward: self.settings.homes.updates_in_forward(),
-            is_first_micro_batch: index == 0,
-            is_last_micro_batch: index + 1 == count,
-            is_released: self.gradients.is_released(),
-            stop: &*self.stop,
-            before: self.in_flight.as_ref(),
-        };
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
+        let (stop, step_before) = (&*self.stop, self.in_flight.as_ref());
+        let is_stopped = || {
+            // Asked often while the device may be at the step before.
+            if let Some(step_before) = step_before {
+                step_before.note_if_made(kernels);
+            }
+            stop()
+        };
         let carried = |input_of, is_gradient| Carried {
             input_of,
             is_gradient,
@@ -332,10 +328,12 @@ impl Session {
             batches: &begun.batches,
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
+                optimizer: Some(&mut self.optimizer),
+                is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == count,
                 losses,
                 deferred,
-                hooks: &mut update_in_passes,
+                is_stopped: &is_stopped,
             }),
         };
         if let Some(section) = begun.section {

@@ -15,7 +15,7 @@ use crate::sum_of_ranks::SumOfRanks;
 use crate::upload::LentTokens;
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
-use memory::{Memory, Rank};
+use memory::{Memory, Rank, UpdateTime};
 use model::{Model, SavedActivations};
 use optim::Optimizer;
 use scratch::ScratchFolder;
@@ -108,8 +108,8 @@ impl Session {
         let late_before = self.kernels.traffic_of_step_before();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        if self.gradients.is_released() {
-            self.begin_released()?;
+        if self.optimizer.time() == UpdateTime::Backward {
+            self.begin_update()?;
         }
         let counted = match self.settings.preferences {
             Some(_) => batch.pairs(),
@@ -171,7 +171,7 @@ impl Session {
         });
         updated?;
         let is_updated =
-            !self.settings.homes.updates_in_forward() && !self.weights.owes_gathering();
+            self.optimizer.time() != UpdateTime::NextForward && !self.weights.owes_gathering();
         if is_updated && !self.kernels.runs_ahead() {
             self.finish_in_flight()?;
         }

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::error::SessionError;
 use crate::session::Session;
 use kernels::{Account, Queue};
-use memory::{Layer, Phase};
+use memory::{Layer, Phase, UpdateTime};
 use optim::StepNumbers;
 
 impl Session {
@@ -14,8 +14,9 @@ impl Session {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.kernels.traffic_of_step_before();
         let _account = self.kernels.count_to_step_before(Account::Update);
-        self.update_parts()?;
-        self.weights.wait_until_gathered(&*self.kernels)?;
+        let (kernels, weights) = (&*self.kernels, &mut self.weights);
+        self.optimizer.finish(kernels, weights, &self.gradients)?;
+        weights.wait_until_gathered(kernels)?;
         let mut crossed = self.kernels.traffic_of_step_before().since(before);
         // Not counted: these units came only for this update, while in a forward pass they would be there anyway.
         crossed.weights.h2d_bytes = 0;
@@ -36,63 +37,29 @@ impl Session {
         }
     }
 
-    /// Makes the pending updates part by part, with each part's weights on the device.
-    fn update_parts(&mut self) -> Result {
-        let updated = self.update_with_weights();
-        if updated.is_err() {
-            self.weights.abandon(&*self.kernels)?;
-        }
-        updated
-    }
-
-    fn update_with_weights(&mut self) -> Result {
-        let (memory, kernels) = (&self.memory, &*self.kernels);
-        let (weights, gradients) = (&mut self.weights, &self.gradients);
-        if self.optimizer.is_pending() && weights.is_on_host() {
-            weights.begin_update(&self.orders.update);
-            for index in self.orders.update.iter() {
-                weights.use_unit(memory, kernels, *index)?;
-                let part = self.model.layout().units()[*index].part;
-                self.optimizer
-                    .update_part(kernels, weights, gradients, part)?;
-                weights.gather_updated_unit(kernels, *index)?;
-                weights.look_ahead(memory, kernels)?;
-            }
-            weights.end_pass(kernels)?;
-        }
-        Ok(self.optimizer.finish(kernels, weights, gradients)?)
-    }
-
     /// Makes the update of a step whose gradients are complete, except what the next forward pass updates.
     pub(crate) fn update(&mut self) -> Result {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let _account = self.kernels.count_to(Account::Update);
         let numbers = self.next_numbers();
         let (kernels, loss) = (&*self.kernels, self.losses.sum());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
-        if gradients.is_released() {
-            self.optimizer
-                .end_released(kernels, weights, gradients, loss)?;
-        } else {
-            self.optimizer
-                .begin(kernels, weights, gradients, loss, numbers)?;
-        }
+        self.optimizer
+            .end_step(kernels, weights, gradients, loss, numbers)?;
         // Set only now: an update that was refused its scratch memory has not been made.
         self.step = numbers.step;
-        if !self.settings.homes.updates_in_forward() {
-            self.update_parts()?;
+        if self.optimizer.time() != UpdateTime::NextForward {
+            self.optimizer.finish(kernels, weights, gradients)?;
         }
-        Ok(self.weights.gather_updated(&*self.kernels)?)
+        Ok(weights.gather_updated(kernels)?)
     }
 
-    /// Sends the numbers for the update in the backward pass. Finishes the previous step first, because they depend on
-    /// the number of updates.
-    pub(crate) fn begin_released(&mut self) -> Result {
+    /// Begins an update in the backward pass. Finishes the previous step first, because the update's numbers depend on the number of
+    /// updates.
+    pub(crate) fn begin_update(&mut self) -> Result {
         self.finish_in_flight()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let numbers = self.next_numbers();
-        let _account = self.kernels.count_to(Account::Update);
-        Ok(self.optimizer.begin_released(&*self.kernels, numbers)?)
+        Ok(self.optimizer.begin_step(&*self.kernels, numbers)?)
     }
 
     fn next_numbers(&self) -> StepNumbers {

@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
         self.read += 1;
         if let Some(unit) = self.unit_of(index) {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
-            self.weights.use_unit(self.memory, self.kernels, unit)?;
+            self.weights.use_unit(self.kernels, unit)?;
         }
         Ok(())
     }
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
             .is_some()
         {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
-            self.weights.look_ahead(self.memory, self.kernels)?;
+            self.weights.look_ahead(self.kernels)?;
         }
         Ok(())
     }

@@ -292,7 +292,7 @@ mod tests {
                 weights.read(&kernels, range, bytes).unwrap();
                 assert_eq!(read, expected[part]);
                 weights.begin_pass(&[0].into());
-                weights.use_unit(&memory, &kernels, 0).unwrap();
+                weights.use_unit(&kernels, 0).unwrap();
                 let mut out = vec![0.0; ELEMENTS];
                 let view = Out::of_slice(&mut out, SHAPE);
                 weights.widen(&kernels, index, view).unwrap();

@@ -3,16 +3,18 @@
 use crate::gather::gathered;
 use crate::grains::Grains;
 use crate::reduction::Reducing;
-use crate::stream::{finish_all, host_bytes};
-use crate::streamed_gradients::StreamedGradients;
+use crate::stream::{OnDevice, UnitsOnDevice, finish_all, host_bytes};
 use crate::{Ranks, UnitError};
-use kernels::{Init, Kernels, Result};
+use kernels::{Fill, Init, Kernels, Queue, Result};
 use memory::{
-    Arena, ArenaLease, ArenaPlace, Category, DType, Home, In, Layer, Layout, Memory, Out,
+    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, In, Layer, Layout, Memory, Out,
     OutOfMemory,
 };
 use std::ops::Range;
 use std::rc::Rc;
+
+const CAME: &str = "a unit of gradients has come before it is added to";
+const SUMMED: &str = "a unit of gradients is summed before it leaves";
 
 /// A unit that the backward pass adds to, until it is closed.
 #[must_use = "what is opened is closed"]
@@ -42,7 +44,9 @@ pub struct Gradients {
     resident: Arena,
     /// The vectors' gradients of the other parts.
     of_parts: Vec<Arena>,
-    streamed: Option<StreamedGradients>,
+    /// The units on the device, each part's apart, where not all are. They live on the host, if they are neither released nor added up over
+    /// ranks.
+    units: Option<UnitsOnDevice>,
     reducing: Option<Reducing>,
     /// The part that adds now.
     part: usize,
@@ -87,11 +91,8 @@ impl Gradients {
             Home::Released => (false, None),
             Home::Disk(_) => unreachable!("no gradients live there"),
         };
-        let streamed = (!is_resident).then(|| StreamedGradients {
-            host,
-            here: Vec::new(),
-            parts,
-        });
+        let kind = (Category::Gradient, "unit_gradients");
+        let units = (!is_resident).then(|| UnitsOnDevice::new(memory, layout, kind, host));
         let vectors = trained.within(&layout.vectors());
         // Where all ranks get all sums, these come into an arena of all.
         let gets_all = is_resident || ranks.is_some_and(|(ranks, _)| ranks.shares_sums());
@@ -105,7 +106,7 @@ impl Gradients {
         Ok(Gradients {
             resident: lease(ArenaPlace::Device, "gradients", held)?,
             of_parts: (1..parts).map(of_part).collect::<Result<_, _>>()?,
-            streamed,
+            units,
             reducing,
             part: 0,
             virtual_stage: layout.stage().number,
@@ -134,17 +135,13 @@ impl Gradients {
     fn host(&self) -> Option<&Arena> {
         let sums = self.reducing.as_ref();
         let sums = sums.and_then(|reducing| reducing.on_host.as_ref());
-        let streamed = self.streamed.as_ref();
-        match sums {
-            Some(sums) => Some(&sums.host),
-            None => streamed.and_then(|streamed| streamed.host.as_ref()),
-        }
+        sums.or(self.units.as_ref())?.host.as_ref()
     }
 
     /// Whether the gradients of matrices are released during the step.
     pub fn is_released(&self) -> bool {
-        let is_nowhere = |streamed: &StreamedGradients| streamed.host.is_none();
-        self.reducing.is_none() && self.streamed.as_ref().is_some_and(is_nowhere)
+        let is_nowhere = |units: &UnitsOnDevice| units.host.is_none();
+        self.reducing.is_none() && self.units.as_ref().is_some_and(is_nowhere)
     }
 
     /// Begins a step: the next contribution to each parameter overwrites its gradient.
@@ -202,8 +199,8 @@ impl Gradients {
         let (range, dims) = layout.joined(parameters)?;
         let init = self.touch_together(parameters);
         let unit = layout.unit_of(parameters[0]);
-        let flat = match (unit, self.part.checked_sub(1), &mut self.streamed) {
-            (Some(unit), _, Some(streamed)) => streamed.open_mut(unit, self.part).flat_mut(&range),
+        let flat = match (unit, self.part.checked_sub(1), &mut self.units) {
+            (Some(unit), _, Some(units)) => units.get_open((unit, self.part)).flat_mut(&range),
             (_, None, _) => self.resident.flat_mut(range),
             (_, Some(other), _) => self.of_parts[other].flat_mut(range),
         };
@@ -276,54 +273,68 @@ impl Gradients {
     ///
     /// # Errors
     /// [`UnitError`] if the lease is refused or the device fails.
-    pub fn fetch(
-        &mut self,
-        memory: &Memory,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<(), UnitError> {
+    pub fn fetch(&mut self, kernels: &Kernels, unit: usize) -> Result<(), UnitError> {
         let layout = self.resident.layout().clone();
         let entries = &layout.units()[unit].entries;
         let is_begun = entries.iter().any(|entry| self.touched[0][*entry]);
-        match &mut self.streamed {
-            Some(streamed) if is_begun => {
-                streamed.lease(memory, kernels, unit, &self.resident, true)
-            }
-            _ => Ok(()),
+        match is_begun {
+            true => self.lease_unit(kernels, unit, true),
+            false => Ok(()),
         }
+    }
+
+    /// Leases room for a unit that has none, for each part. Starts fetching what the host has of it, or zeroes its padding.
+    fn lease_unit(
+        &mut self,
+        kernels: &Kernels,
+        unit: usize,
+        is_begun: bool,
+    ) -> Result<(), UnitError> {
+        let parts = self.touched.len();
+        let Some(units) = &mut self.units else {
+            return Ok(());
+        };
+        let cover = &self.resident.layout().units()[unit].trained;
+        for of in (0..parts).map(|part| (unit, part)) {
+            if units.has(of) {
+                continue;
+            }
+            let types = self.resident.types().clone();
+            let (here, host) = units.lease(of, cover.clone(), types)?;
+            match host.filter(|_| is_begun) {
+                Some(host) => here.fetch(kernels, &[(host, cover.clone())])?,
+                None => clear_padding(kernels, &mut here.arena)?,
+            }
+        }
+        Ok(())
     }
 
     /// Opens a unit: the backward pass may add to it from now on.
     ///
     /// # Errors
     /// As [`Gradients::fetch`].
-    pub fn open(
-        &mut self,
-        memory: &Memory,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<OpenUnit, UnitError> {
+    pub fn open(&mut self, kernels: &Kernels, unit: usize) -> Result<OpenUnit, UnitError> {
         self.open_vectors(kernels)?;
-        self.open_matrices(memory, kernels, unit)
+        self.open_matrices(kernels, unit)
     }
 
-    fn open_matrices(
-        &mut self,
-        memory: &Memory,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<OpenUnit, UnitError> {
-        self.fetch(memory, kernels, unit)?;
+    fn open_matrices(&mut self, kernels: &Kernels, unit: usize) -> Result<OpenUnit, UnitError> {
+        self.fetch(kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
             reducing.wait_until_sent(kernels, unit)?;
         }
         let has_trained = self.has_trained(unit);
         if let Some(reducing) = self.reducing.as_mut().filter(|_| has_trained) {
             let like = (&self.resident, &mut self.grains);
-            reducing.open((memory, kernels), unit, like)?;
+            reducing.open(kernels, unit, like)?;
         }
-        if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
-            streamed.open(memory, kernels, unit, &self.resident)?;
+        if has_trained {
+            self.lease_unit(kernels, unit, false)?;
+        }
+        if let Some(units) = self.units.as_mut().filter(|_| has_trained) {
+            for part in 0..self.touched.len() {
+                units.open(kernels, Queue::Compute, (unit, part), CAME)?;
+            }
         }
         Ok(OpenUnit(unit))
     }
@@ -345,19 +356,14 @@ impl Gradients {
     ///
     /// # Errors
     /// As [`Gradients::open`].
-    pub fn open_deferred(
-        &mut self,
-        memory: &Memory,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<OpenUnit, UnitError> {
+    pub fn open_deferred(&mut self, kernels: &Kernels, unit: usize) -> Result<OpenUnit, UnitError> {
         if self.overwrites_every_micro_batch() {
             let entries = &self.resident.layout().units()[unit].entries;
             for touched in &mut self.touched {
                 entries.iter().for_each(|entry| touched[*entry] = false);
             }
         }
-        self.open_matrices(memory, kernels, unit)
+        self.open_matrices(kernels, unit)
     }
 
     /// Closes a unit, after the unit's own part (`is_own`) or another part has added to it. If this was the step's last
@@ -392,11 +398,18 @@ impl Gradients {
                 false => Ok(()),
             };
         }
-        if is_own && is_last_micro_batch && self.streamed.is_some() {
-            self.sum_unit(kernels, unit)?;
+        let Some(units) = &mut self.units else {
+            return Ok(());
+        };
+        if is_own && is_last_micro_batch {
+            let cover = &self.resident.layout().units()[unit].trained;
+            let here = units.get((unit, 0));
+            self.grains.sum(kernels, cover, |range| here.flat(&range))?;
         }
-        let streamed = self.streamed.as_mut();
-        streamed.map_or(Ok(()), |streamed| streamed.send(kernels, unit))
+        match units.host {
+            Some(_) => units.send(kernels, Queue::Compute, (unit, 0), SUMMED),
+            None => Ok(()),
+        }
     }
 
     /// Whether a unit has gradients.
@@ -411,13 +424,16 @@ impl Gradients {
             return Ok(());
         }
         let is_unit = bundle < self.resident.layout().units().len();
-        let streamed = self.streamed.as_mut().filter(|_| is_unit);
-        let units = streamed.as_ref().map(|streamed| streamed.of_parts(bundle));
-        let units = units.unwrap_or_default();
-        let own = (&mut self.resident, &self.of_parts[..], &units[..]);
+        let of_parts = (0..self.touched.len()).map(|part| (bundle, part));
+        let mut units = self.units.as_mut().filter(|_| is_unit);
+        let own: Vec<&OnDevice> = match &units {
+            Some(units) => of_parts.clone().map(|of| units.get(of)).collect(),
+            None => Vec::new(),
+        };
+        let own = (&mut self.resident, &self.of_parts[..], &own[..]);
         let sent = reducing.add(kernels, (bundle, is_last_micro_batch), own)?;
-        if let Some(streamed) = streamed {
-            streamed.closed(bundle, sent);
+        if let Some(units) = &mut units {
+            of_parts.for_each(|of| units.get_mut(of).close(sent));
         }
         Ok(())
     }
@@ -450,17 +466,18 @@ impl Gradients {
 
     /// Gives back the memory of all sent units except `but`.
     fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result {
-        let streamed = self.streamed.as_mut();
-        streamed.map_or(Ok(()), |streamed| streamed.give_back(kernels, but))
+        if let Some(units) = &mut self.units {
+            while units.take_sent(kernels, but)?.is_some() {}
+        }
+        Ok(())
     }
 
     /// Gives back the memory of a part's unit, or of all for [`Layer::Whole`]. The computation must already wait for
     /// the update.
     pub fn release(&mut self, part: Layer) {
-        let units = self.resident.layout().units();
-        if let Some(streamed) = &mut self.streamed {
-            let here = &mut streamed.here;
-            here.retain(|open| part != Layer::Whole && units[open.on_device.unit].part != part);
+        let unit = self.resident.layout().unit_of_part(part);
+        if let Some(units) = &mut self.units {
+            units.release(unit);
         }
     }
 
@@ -469,24 +486,17 @@ impl Gradients {
     /// # Errors
     /// `KernelError` if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result {
-        let streamed = self.streamed.as_ref();
-        let has_units = streamed.is_some_and(|streamed| !streamed.here.is_empty());
+        let has_units = self.units.as_ref().is_some_and(|units| !units.is_empty());
         let reducing = self.reducing.as_ref();
         if !has_units && reducing.is_none_or(|reducing| reducing.on_host.is_none()) {
             return Ok(());
         }
         let finished = finish_all(kernels);
-        // Other ranks may never take what they are sent, nor send what is added up, so nobody waits for them. The memory is leaked, and not
-        // used again.
         if let Some(reducing) = &mut self.reducing {
             reducing.abandon();
         }
-        if let Some(streamed) = &mut self.streamed {
-            let here = streamed.here.drain(..);
-            match self.reducing {
-                None => drop(here),
-                Some(_) => here.for_each(std::mem::forget),
-            }
+        if let Some(units) = &mut self.units {
+            units.abandon(self.reducing.is_some());
         }
         finished
     }
@@ -535,14 +545,6 @@ impl Gradients {
         Ok(())
     }
 
-    fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
-        let cover = &self.resident.layout().units()[unit].trained;
-        let streamed = self.streamed.as_ref().expect("the unit is open");
-        let on_device = streamed.of(unit);
-        self.grains
-            .sum(kernels, cover, |range| on_device.flat(&range))
-    }
-
     /// The sums of squares of all gradients, `[g]` f64.
     pub fn grains(&self) -> In<'_> {
         self.grains.all()
@@ -567,8 +569,8 @@ impl Gradients {
         if let Some(reducing) = &self.reducing {
             return reducing.sum(&self.resident, range.clone());
         }
-        match (&self.streamed, self.layout().locate(range)) {
-            (Some(streamed), Some(unit)) => streamed.of(unit).flat(range),
+        match (&self.units, self.layout().locate(range)) {
+            (Some(units), Some(unit)) => units.get((unit, 0)).flat(range),
             _ => self.resident.flat(range.clone()),
         }
     }
@@ -615,6 +617,15 @@ impl Gradients {
     }
 }
 
+/// Zeroes the padding behind a unit's tensors, because the norm and the update read it.
+fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result {
+    let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
+    padding.ranges().iter().try_for_each(|range| {
+        let out = arena.flat_mut(range.clone());
+        kernels.run(Fill { out, value: 0.0 })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -640,7 +651,7 @@ mod tests {
         let lease = memory.lease(Category::Temporary, "x", [1, elements], DType::F32);
         let mut x = lease.unwrap();
         x.view_mut().slice_mut::<f32>().fill(value);
-        let open = gradients.open(memory, kernels, unit).unwrap();
+        let open = gradients.open(kernels, unit).unwrap();
         let (out, init) = gradients.accumulate(unit);
         let (out, x) = (out.reshape([elements]), x.view());
         kernels.run(SumInOrder { out, x, init }).unwrap();

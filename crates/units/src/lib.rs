@@ -32,9 +32,7 @@ mod ranks;
 mod reduction;
 mod step_codes;
 mod stream;
-mod streamed_gradients;
 mod streamed_weights;
-mod sums_on_host;
 mod weights;
 mod weights_step_codes;
 

@@ -8,8 +8,7 @@ use crate::gather::{
 };
 use crate::gradient_buckets::GradientBuckets;
 use crate::grains::Grains;
-use crate::stream::OnDevice;
-use crate::sums_on_host::SumsOnHost;
+use crate::stream::{OnDevice, UnitsOnDevice};
 use crate::{Ranks, UnitError};
 use kernels::{Account, Event, Exchange, ExchangeBytes, Init, Kernels, Queue, Result, SumInOrder};
 use memory::{
@@ -25,6 +24,8 @@ const SENT: &str = "own gradients have been sent before others are written over 
 const EMPTIED: &str = "what a slot received is added up before more comes into it";
 const RECEIVED: &str = "gradients of other ranks have come before they are added up";
 const SUMMED: &str = "gradients are added up over ranks before they are read";
+const SUMS_CAME: &str = "sums have come from the host before more is added to them";
+const ADDED_UP: &str = "gradients are added up before their sums go to the host";
 
 /// The sums of a step, and the buckets under way.
 pub(crate) struct Reducing {
@@ -32,8 +33,9 @@ pub(crate) struct Reducing {
     buckets: GradientBuckets,
     /// The sums of this rank's pieces; none if the sums overwrite this rank's own gradients in the arena.
     sums: Option<Arena>,
-    /// Those of matrices, if they live on the host: `sums` has only vectors then.
-    pub(crate) on_host: Option<SumsOnHost>,
+    /// Those of matrices, if they live on the host: `sums` has only vectors then. The sums of a unit are on the device while the backward
+    /// pass computes what is added to them, and until they have been sent back.
+    pub(crate) on_host: Option<UnitsOnDevice>,
     slots: Vec<Slot>,
     /// Buckets that were exchanged since the run began.
     asked: usize,
@@ -101,7 +103,7 @@ impl Reducing {
         let sums = are_apart.then(|| lease(ArenaPlace::Device, "reduced_gradients", held));
         let on_host = are_on_host.then(|| {
             let host = lease(ArenaPlace::Host, "offloaded_gradients", &matrices);
-            host.map(|host| SumsOnHost::new(host, ranks.rank))
+            host.map(|host| UnitsOnDevice::new(memory, layout, (category, "unit_sums"), Some(host)))
         });
         Ok(Reducing {
             ranks: ranks.clone(),
@@ -132,22 +134,42 @@ impl Reducing {
     pub(crate) fn abandon(&mut self) {
         self.in_flight.clear();
         if let Some(sums) = &mut self.on_host {
-            sums.abandon();
+            sums.abandon(true);
         }
     }
 
     /// Lets the sums of a unit be added to, which the backward pass opens.
     pub(crate) fn open(
         &mut self,
-        (memory, kernels): (&Memory, &Kernels),
+        kernels: &Kernels,
         unit: usize,
         (like, grains): (&Arena, &mut Grains),
     ) -> Result<(), UnitError> {
+        self.give_back(kernels, grains)?;
+        let Some(sums) = self.on_host.as_mut().filter(|sums| !sums.has((unit, 0))) else {
+            return Ok(());
+        };
+        let layout = like.layout();
+        let own = layout.piece(&layout.units()[unit].trained, self.ranks.rank);
+        let (here, host) = sums.lease((unit, 0), own.clone(), like.types().clone())?;
+        match host.filter(|_| self.begun[unit]) {
+            Some(host) => here.fetch(kernels, &[(host, own)])?,
+            None => here.free(kernels, Queue::Update)?,
+        }
+        Ok(())
+    }
+
+    /// Ends the leases of all sums that were sent to the host. The squares of complete ones are summed first.
+    fn give_back(&mut self, kernels: &Kernels, grains: &mut Grains) -> Result {
         let Some(sums) = &mut self.on_host else {
             return Ok(());
         };
-        sums.give_back(kernels, grains)?;
-        sums.open(memory, kernels, (unit, self.begun[unit]), like)
+        while let Some(sent) = sums.take_sent(kernels, None)? {
+            if sent.is_complete {
+                grains.sum(kernels, sent.arena.held(), |range| sent.flat(&range))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn begin_step(&mut self) {
@@ -276,7 +298,10 @@ impl Reducing {
         let unit = self.buckets.is_unit(bundle).then_some(bundle);
         let mut on_host = self.on_host.as_mut().zip(unit);
         let sums = match &mut on_host {
-            Some((sums, unit)) => &mut sums.add_to(kernels, *unit)?.arena,
+            Some((sums, unit)) => {
+                let here = sums.open(kernels, Queue::Update, (*unit, 0), SUMS_CAME)?;
+                &mut here.arena
+            }
             None => self.sums.as_mut().unwrap_or(arena),
         };
         let mut first = 0;
@@ -299,7 +324,10 @@ impl Reducing {
         slot.emptied = kernels.record(Queue::Update)?;
         self.summed = slot.emptied;
         match on_host.filter(|_| of_bundle + 1 == buckets.len()) {
-            Some((sums, unit)) => sums.send(kernels, unit, in_flight.is_last),
+            Some((sums, unit)) => {
+                sums.get_mut((unit, 0)).is_complete = in_flight.is_last;
+                sums.send(kernels, Queue::Update, (unit, 0), ADDED_UP)
+            }
             None => Ok(()),
         }
     }
@@ -323,8 +351,7 @@ impl Reducing {
         if is_complete || self.on_host.is_some() {
             self.finish(kernels, arena)?;
         }
-        let sums = self.on_host.as_mut();
-        sums.map_or(Ok(()), |sums| sums.give_back(kernels, grains))
+        self.give_back(kernels, grains)
     }
 
     /// Gives the other stages of a pipeline the sums of this rank's piece of the vectors of this stage, and gets theirs: every stage

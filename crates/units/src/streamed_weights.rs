@@ -4,11 +4,10 @@
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::{StepCodes, copy_of_bytes};
-use crate::stream::{OnDevice, finish_all};
+use crate::stream::{OnDevice, UnitsOnDevice, finish_all};
 use crate::{Ranks, UnitError, Zero};
 use kernels::{Account, Kernels, Queue, Result};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
-use std::ops::Range;
 use std::rc::Rc;
 
 const CAME: &str = "a unit of weights has come before it is read";
@@ -27,13 +26,12 @@ pub(crate) struct ResidentWeights<'a> {
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
-    /// The weights in pinned host memory: all of them, or this rank's shards.
-    pub(crate) host: Option<Arena>,
+    /// The units on the device. In pinned host memory are all weights, or this rank's shards.
+    pub(crate) units: UnitsOnDevice,
     /// This rank, and what ranks gather of each unit: the shards that they have, before each use; or the pieces that they updated, after
     /// the update. None if this rank has and updates everything.
     gathers: Option<(Rank, GatheredParts)>,
     layout: Rc<Layout>,
-    here: Vec<OnDevice>,
     slots: usize,
     /// Whether a unit stays until the pass does not use it any more.
     is_kept: bool,
@@ -46,6 +44,7 @@ pub(crate) struct StreamedWeights {
 
 impl StreamedWeights {
     pub(crate) fn new(
+        memory: &Memory,
         layout: &Rc<Layout>,
         host: Option<Arena>,
         slots: usize,
@@ -59,10 +58,9 @@ impl StreamedWeights {
             Zero::Weights => Some((ranks.rank, GatheredParts::Shards)),
         };
         StreamedWeights {
-            host,
+            units: UnitsOnDevice::new(memory, layout, (Category::Parameter, "unit_weights"), host),
             gathers: ranks.and_then(gathers),
             layout: layout.clone(),
-            here: Vec::new(),
             slots: slots.max(1),
             is_kept: ranks
                 .is_some_and(|ranks| ranks.zero == Zero::Weights && !ranks.reshard_after_forward),
@@ -80,21 +78,6 @@ impl StreamedWeights {
         }
     }
 
-    /// Whether no unit is on the device.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.here.is_empty()
-    }
-
-    pub(crate) fn of(&self, unit: usize) -> &OnDevice {
-        let here = self.here.iter().find(|here| here.unit == unit);
-        here.expect("a unit is read while somebody uses it")
-    }
-
-    pub(crate) fn of_mut(&mut self, unit: usize) -> &mut OnDevice {
-        let here = self.here.iter_mut().find(|here| here.unit == unit);
-        here.expect("a unit is written while somebody uses it")
-    }
-
     /// Begins a pass that uses units in this order. With `only_updated` it is a pass of updates, for which no rank
     /// needs others' shards.
     pub(crate) fn begin_pass(&mut self, order: &Rc<[usize]>, only_updated: bool) {
@@ -102,32 +85,14 @@ impl StreamedWeights {
         self.only_updated = only_updated;
     }
 
-    /// Sends a range that was updated back to the host, if it lives there.
-    pub(crate) fn updated(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-        range: &Range<usize>,
-    ) -> Result {
-        let Some(host) = &mut self.host else {
-            return Ok(());
-        };
-        let _account = kernels.count_to(Account::Weights);
-        let here = self.here.iter_mut().find(|here| here.unit == unit);
-        let here = here.expect("what is updated is on the device");
-        here.send(kernels, host, range)
-    }
-
     /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
     /// of the unit must have been asked for.
     pub(crate) fn gather_updated(&mut self, kernels: &Kernels, unit: usize) -> Result {
         let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
-            (self.gathers, &mut self.host)
+            (self.gathers, &self.units.host)
         else {
             return Ok(());
         };
-        let here = self.here.iter_mut().find(|here| here.unit == unit);
-        let here = here.expect("what is updated is on the device");
         // Whole tensors are updated in the queue of the computation, which also waited until the lease's memory was free.
         for queue in [Queue::Compute, Queue::Update] {
             kernels.wait(Queue::Collective, kernels.record(queue)?, PIECE_UPDATED)?;
@@ -139,6 +104,7 @@ impl StreamedWeights {
             what,
         };
         let types = host.types().clone();
+        let here = self.units.get_mut((unit, 0));
         let _account = kernels.count_to(Account::Weights);
         // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`leave`), or never
         // (`abandon`). The own piece is only read until then.
@@ -154,9 +120,10 @@ impl StreamedWeights {
         )?;
         let others = gathering.bundle.without(&gathering.of(rank));
         for range in others.ranges() {
-            here.send(kernels, host, range)?;
+            self.units.send_range(kernels, (unit, 0), range)?;
         }
         // Also where the others had nothing.
+        let here = self.units.get_mut((unit, 0));
         here.leaves(kernels.record(Queue::Download)?);
         Ok(())
     }
@@ -176,7 +143,6 @@ impl StreamedWeights {
     /// As [`crate::Weights::use_unit`]; `resident` has the weights that stay on the device.
     pub(crate) fn use_unit(
         &mut self,
-        memory: &Memory,
         kernels: &Kernels,
         mut resident: ResidentWeights,
         unit: usize,
@@ -187,25 +153,24 @@ impl StreamedWeights {
         let next = self.order.get(self.used);
         assert_eq!(next, Some(&unit), "units are used in the order of the pass");
         self.used += 1;
-        if self.here.iter().all(|here| here.unit != unit) {
+        if !self.units.has((unit, 0)) {
             self.keep_only_wanted(kernels)?;
-            self.bring(memory, kernels, &mut resident, unit)?;
+            self.bring(kernels, &mut resident, unit)?;
         }
-        kernels.wait(Queue::Compute, self.of(unit).came, CAME)?;
+        kernels.wait(Queue::Compute, self.units.get((unit, 0)).came, CAME)?;
         Ok(true)
     }
 
     /// As [`crate::Weights::look_ahead`].
     pub(crate) fn look_ahead(
         &mut self,
-        memory: &Memory,
         kernels: &Kernels,
         mut resident: ResidentWeights,
     ) -> Result<(), UnitError> {
         self.keep_only_wanted(kernels)?;
         for unit in self.wanted() {
-            if self.here.iter().all(|here| here.unit != unit) {
-                self.bring(memory, kernels, &mut resident, unit)?;
+            if !self.units.has((unit, 0)) {
+                self.bring(kernels, &mut resident, unit)?;
             }
         }
         Ok(())
@@ -219,11 +184,7 @@ impl StreamedWeights {
     /// As [`crate::Weights::abandon`].
     pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result {
         let finished = finish_all(kernels);
-        match self.gathers {
-            None => self.here.clear(),
-            // Other ranks may never send what was asked for. The memory is leaked, and not used again.
-            Some(_) => self.here.drain(..).for_each(std::mem::forget),
-        }
+        self.units.abandon(self.gathers.is_some());
         finished
     }
 
@@ -232,17 +193,12 @@ impl StreamedWeights {
             true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
             false => self.wanted(),
         };
-        let is_over = |here: &OnDevice| !wanted.contains(&here.unit);
-        while let Some(index) = self.here.iter().position(is_over) {
-            self.here.swap_remove(index).leave(kernels)?;
-        }
-        Ok(())
+        self.units.keep_only(kernels, &wanted)
     }
 
     /// Leases room for a unit and starts fetching it.
     fn bring(
         &mut self,
-        memory: &Memory,
         kernels: &Kernels,
         resident: &mut ResidentWeights,
         unit: usize,
@@ -265,18 +221,16 @@ impl StreamedWeights {
             _ => own.clone(),
         };
         let codes = resident.step_codes.filter(|_| !only_updated);
-        let stored = self.host.as_ref().unwrap_or(resident.arena);
+        let codes = codes.filter(|codes| codes.has_unit(&whole.cover));
+        let stored = self.units.host.as_ref().unwrap_or(resident.arena);
+        let types = codes.map_or(stored, StepCodes::arena).types().clone();
+        let (here, host) = self.units.lease((unit, 0), cover, types)?;
         let source = UnitSource {
             layout: &self.layout,
-            stored,
-            is_on_host: self.host.is_some(),
-            codes: codes.filter(|codes| codes.has_unit(&whole.cover)),
+            stored: host.unwrap_or(resident.arena),
+            is_on_host: host.is_some(),
+            codes,
         };
-        let kind = (Category::Parameter, "unit_weights");
-        let here = OnDevice::lease(memory, (unit, cover), kind, source.like())?;
-        // Filed even if the device failed, so that the lease outlives a copy that was started.
-        self.here.push(here);
-        let here = self.here.last_mut().expect("one was pushed");
         let _account = kernels.count_to(Account::Weights);
         match (self.gathers, only_updated) {
             (Some((rank, GatheredParts::Shards)), false) => source.gather(kernels, here, rank)?,
@@ -297,11 +251,6 @@ struct UnitSource<'a> {
 }
 
 impl<'a> UnitSource<'a> {
-    /// An arena with the types of a unit that comes from here.
-    fn like(&self) -> &'a Arena {
-        self.codes.map_or(self.stored, StepCodes::arena)
-    }
-
     /// The arenas that some elements lie in.
     fn arenas(&self, cover: &Cover) -> Vec<(&'a Arena, Cover)> {
         let Some(codes) = self.codes else {
@@ -321,7 +270,7 @@ impl<'a> UnitSource<'a> {
 
     /// Starts gathering a unit from the ranks of the shard group into a lease that was just taken.
     fn gather(&self, kernels: &Kernels, here: &mut OnDevice, rank: Rank) -> Result {
-        let unit = &self.layout.units()[here.unit];
+        let unit = &self.layout.units()[here.unit()];
         let shard = |bundle| self.layout.shard(bundle, rank);
         let own = Cover::joined(unit.bundles().map(shard));
         self.fetch(kernels, here, &own)?;

@@ -71,7 +71,7 @@ impl Weights {
             _ => homes.unit_slots,
         };
         let streamed = (divided.is_some() || host.is_some())
-            .then(|| StreamedWeights::new(layout, host, slots, ranks));
+            .then(|| StreamedWeights::new(memory, layout, host, slots, ranks));
         let gathered = ranks.filter(|ranks| ranks.zero != Zero::Replicated);
         let gathered = gathered.map(|ranks| {
             let is_overlapped = ranks.overlap_param_gather && (divided.is_none() || slots > 1);
@@ -108,7 +108,7 @@ impl Weights {
     }
 
     pub(crate) fn host(&self) -> Option<&Arena> {
-        self.streamed.as_ref()?.host.as_ref()
+        self.streamed.as_ref()?.units.host.as_ref()
     }
 
     /// The elements that live on this rank, on the device or in pinned host memory: all, or its shards and the vectors.
@@ -145,7 +145,7 @@ impl Weights {
     pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result {
         let unit = self.layout().unit_of(entry);
         let arena = match (&self.streamed, unit) {
-            (Some(streamed), Some(unit)) => &streamed.of(unit).arena,
+            (Some(streamed), Some(unit)) => &streamed.units.get((unit, 0)).arena,
             _ => &self.resident,
         };
         let entry = &self.layout().entries()[entry];
@@ -185,7 +185,7 @@ impl Weights {
     pub fn joined(&self, entries: &[usize]) -> Option<In<'_>> {
         let (range, dims) = self.layout().joined(entries)?;
         let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
-            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
+            (Some(streamed), Some(unit)) => streamed.units.get((unit, 0)).flat(&range),
             _ => self.resident.flat(range),
         };
         Some(flat.reshape(dims))
@@ -202,7 +202,7 @@ impl Weights {
     /// Reads a range on the device, within one unit, the vectors, or one buffer.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         match (&self.streamed, self.comes_with(&range)) {
-            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
+            (Some(streamed), Some(unit)) => streamed.units.get((unit, 0)).flat(&range),
             _ => self.resident.flat(range),
         }
     }
@@ -211,7 +211,7 @@ impl Weights {
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
         let unit = self.comes_with(&range);
         match (&mut self.streamed, unit) {
-            (Some(streamed), Some(unit)) => streamed.of_mut(unit).flat_mut(&range),
+            (Some(streamed), Some(unit)) => streamed.units.get_mut((unit, 0)).flat_mut(&range),
             _ => self.resident.flat_mut(range),
         }
     }
@@ -336,11 +336,15 @@ impl Weights {
         }
     }
 
-    /// Begins a pass that updates units in this order. Only the elements that this rank updates are fetched.
-    pub fn begin_update(&mut self, order: &Rc<[usize]>) {
+    /// Begins a pass that updates all units, in the order that it returns. Only the elements that this rank updates are fetched.
+    pub fn begin_update(&mut self) -> Rc<[usize]> {
+        let units = self.layout().units().iter().enumerate();
+        let trained = units.filter(|(_, unit)| unit.trained.elements() > 0);
+        let order: Rc<[usize]> = trained.map(|(index, _)| index).collect();
         if let Some(streamed) = &mut self.streamed {
-            streamed.begin_pass(order, true);
+            streamed.begin_pass(&order, true);
         }
+        order
     }
 
     /// Makes a unit the one that the computation uses from now on. It is fetched now if it was not fetched ahead.
@@ -351,12 +355,7 @@ impl Weights {
     ///
     /// # Panics
     /// If another unit comes next in the order of the pass.
-    pub fn use_unit(
-        &mut self,
-        memory: &Memory,
-        kernels: &Kernels,
-        unit: usize,
-    ) -> Result<bool, UnitError> {
+    pub fn use_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<bool, UnitError> {
         if let Some(record) = &mut self.record
             && record.last() != Some(&unit)
         {
@@ -366,7 +365,7 @@ impl Weights {
             gathered.used(kernels, unit)?;
         }
         match self.streamed_and_resident() {
-            Some((streamed, resident)) => streamed.use_unit(memory, kernels, resident, unit),
+            Some((streamed, resident)) => streamed.use_unit(kernels, resident, unit),
             None => Ok(false),
         }
     }
@@ -384,9 +383,9 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::use_unit`].
-    pub fn look_ahead(&mut self, memory: &Memory, kernels: &Kernels) -> Result<(), UnitError> {
+    pub fn look_ahead(&mut self, kernels: &Kernels) -> Result<(), UnitError> {
         match self.streamed_and_resident() {
-            Some((streamed, resident)) => streamed.look_ahead(memory, kernels, resident),
+            Some((streamed, resident)) => streamed.look_ahead(kernels, resident),
             None => Ok(()),
         }
     }
@@ -398,9 +397,11 @@ impl Weights {
     pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result {
         let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
         match (streamed, self.layout().unit_of_part(part)) {
-            (Some(streamed), Some(unit)) => {
-                kernels.wait(queue, streamed.of(unit).came, CAME_TO_BE_UPDATED)
-            }
+            (Some(streamed), Some(unit)) => kernels.wait(
+                queue,
+                streamed.units.get((unit, 0)).came,
+                CAME_TO_BE_UPDATED,
+            ),
             _ => Ok(()),
         }
     }
@@ -413,7 +414,7 @@ impl Weights {
     pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result {
         let unit = self.comes_with(range);
         match (&mut self.streamed, unit) {
-            (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
+            (Some(streamed), Some(unit)) => streamed.units.send_range(kernels, (unit, 0), range),
             _ => Ok(()),
         }
     }
@@ -467,7 +468,7 @@ impl Weights {
     /// `KernelError` if the device fails. Nothing is left on the device then either.
     pub fn abandon(&mut self, kernels: &Kernels) -> Result {
         match &mut self.streamed {
-            Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
+            Some(streamed) if !streamed.units.is_empty() => streamed.abandon(kernels),
             _ => Ok(()),
         }
     }
@@ -482,8 +483,8 @@ impl Weights {
 /// The weights in pinned host memory, between steps.
 fn host_to_set(streamed: &mut Option<StreamedWeights>) -> Option<&mut Arena> {
     let streamed = streamed.as_mut()?;
-    assert!(streamed.is_empty(), "weights are set between steps");
-    streamed.host.as_mut()
+    assert!(streamed.units.is_empty(), "weights are set between steps");
+    streamed.units.host.as_mut()
 }
 
 /// Sets some bytes of a matrix of codes wherever they are held, on the device or in pinned memory.
@@ -542,8 +543,8 @@ mod tests {
         let (live, unit_bytes) = (memory.live_bytes(), 4 * 256);
         weights.begin_pass(&[0, 1, 2].into());
         for unit in 0..3 {
-            assert!(weights.use_unit(&memory, &*kernels, unit).unwrap());
-            assert!(!weights.use_unit(&memory, &*kernels, unit).unwrap());
+            assert!(weights.use_unit(&*kernels, unit).unwrap());
+            assert!(!weights.use_unit(&*kernels, unit).unwrap());
             let found = weights.view(unit).slice::<f32>();
             let expected = 256 * unit..256 * (unit + 1);
             assert!(
@@ -551,7 +552,7 @@ mod tests {
                     .map(|element| element as f32)
                     .eq(found.iter().copied())
             );
-            weights.look_ahead(&memory, &*kernels).unwrap();
+            weights.look_ahead(&*kernels).unwrap();
             let slots = Homes::default().unit_slots.min(3 - unit) as u64;
             assert_eq!(memory.live_bytes(), live + slots * unit_bytes);
         }
@@ -566,7 +567,7 @@ mod tests {
         let memory = Memory::host();
         let (kernels, mut weights) = weights(&memory);
         weights.begin_pass(&[1, 0].into());
-        let use_other = || weights.use_unit(&memory, &*kernels, 0);
+        let use_other = || weights.use_unit(&*kernels, 0);
         assert!(catch_unwind(AssertUnwindSafe(use_other)).is_err());
     }
 }

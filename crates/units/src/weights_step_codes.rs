@@ -57,7 +57,7 @@ impl Weights {
         let (range, dims) = self.layout().joined(entries)?;
         let kept = self.step_codes.as_ref()?;
         let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
-            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
+            (Some(streamed), Some(unit)) => streamed.units.get((unit, 0)).flat(&range),
             _ => kept.made(&range)?,
         };
         flat.dtype().is_fp8().then(|| flat.reshape(dims))

@@ -160,10 +160,12 @@ fn assert_agrees_with(
             batches: std::slice::from_ref(&on_device),
             purpose: Purpose::Training(Training {
                 gradients: &mut summed,
+                optimizer: None,
+                is_first_micro_batch: true,
                 is_last_micro_batch: micro == 1,
                 losses: vec![loss],
                 deferred: None,
-                hooks: &mut model::NoHooks,
+                is_stopped: &|| false,
             }),
         };
         model.forward_backward(work, &mut replayed).unwrap();

@@ -154,7 +154,7 @@ fn states_can_be_read_while_the_first_have_been_fetched() {
         let mut first = trained(FORMS[3]);
         let mut second = Training::elsewhere(FORMS[3], &homes(states));
         second.steps(1..=3);
-        second.optimizer.prefetch(&*second.kernels).unwrap();
+        second.optimizer.before_backward(&*second.kernels).unwrap();
         assert!(second.save() == first.save());
         first.steps([4]);
         second.steps([4]);

@@ -94,7 +94,7 @@ fn updates(count: usize, shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
         seed: 0,
     };
     let (weights_mut, gradients) = (&mut weights, &mut gradients);
-    let begun = optimizer.begin(&*kernels, weights_mut, gradients, loss.view(), numbers);
+    let begun = optimizer.end_step(&*kernels, weights_mut, gradients, loss.view(), numbers);
     begun.unwrap();
     let mut moved = vec![0f32; values.len()];
     let bytes = bytemuck::cast_slice_mut(&mut moved);

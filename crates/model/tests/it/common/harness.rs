@@ -6,8 +6,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, NoHooks, Policy,
-    Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, Policy, Purpose,
+    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -175,10 +175,12 @@ impl Run {
             batches: std::slice::from_ref(&batch),
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
+                optimizer: None,
+                is_first_micro_batch: true,
                 is_last_micro_batch: true,
                 losses: vec![loss],
                 deferred: None,
-                hooks: &mut NoHooks,
+                is_stopped: &|| false,
             }),
         };
         self.model.forward_backward(work, &mut replayed).unwrap();

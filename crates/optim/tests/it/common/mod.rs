@@ -124,7 +124,6 @@ pub struct Training {
     pub weights: Weights,
     pub gradients: Gradients,
     pub optimizer: Optimizer,
-    memory: Memory,
     noise: Buffer,
     /// What is not finite in the noise of the next step.
     spoiled: Option<usize>,
@@ -213,7 +212,6 @@ impl Training {
             gradients: gradients.unwrap(),
             optimizer: optimizer.unwrap(),
             kernels,
-            memory,
             layout: layout.clone(),
         };
         if let Some(bytes) = training.optimizer.disk_bytes() {
@@ -257,15 +255,15 @@ impl Training {
 
     /// As a forward pass does, part by part.
     fn update_pending(&mut self) {
-        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let kernels = &*self.kernels;
         let (weights, gradients) = (&mut self.weights, &self.gradients);
         weights.begin_pass(&(0..self.layout.units().len()).collect());
         for (index, unit) in self.layout.units().iter().enumerate() {
-            weights.use_unit(memory, kernels, index).unwrap();
+            weights.use_unit(kernels, index).unwrap();
             let optimizer = &mut self.optimizer;
-            let updated = optimizer.update_part(kernels, weights, gradients, unit.part);
+            let updated = optimizer.before_forward(kernels, weights, gradients, unit.part);
             updated.unwrap();
-            weights.look_ahead(memory, kernels).unwrap();
+            weights.look_ahead(kernels).unwrap();
         }
         weights.end_pass(kernels).unwrap();
         assert!(!self.optimizer.is_pending(), "all parts have been updated");
@@ -273,7 +271,6 @@ impl Training {
 
     /// Gradients of noise and weights, and the update as far as it does not wait for the next step.
     fn step(&mut self, step: usize) {
-        let is_released = self.gradients.is_released();
         let numbers = StepNumbers {
             step,
             update: step,
@@ -290,13 +287,9 @@ impl Training {
         let bytes = bytemuck::cast_slice(&values);
         self.kernels.upload(self.noise.view_mut(), bytes).unwrap();
         self.gradients.begin_step();
-        if is_released {
-            let begun = self.optimizer.begin_released(&*self.kernels, numbers);
-            begun.unwrap();
-        } else {
-            self.optimizer.prefetch(&*self.kernels).unwrap();
-        }
-        self.backward(is_released);
+        self.optimizer.begin_step(&*self.kernels, numbers).unwrap();
+        self.optimizer.before_backward(&*self.kernels).unwrap();
+        self.backward();
         let vectors =
             (0..self.layout.entries().len()).filter(|entry| self.layout.unit_of(*entry).is_none());
         vectors
@@ -308,26 +301,18 @@ impl Training {
         gradients.add_up_vectors(kernels, true).unwrap();
         gradients.end_pass(kernels, true).unwrap();
         let optimizer = &mut self.optimizer;
-        if is_released {
-            let ended = optimizer.end_released(kernels, weights, gradients, loss);
-            ended.unwrap();
-        } else {
-            let begun = optimizer.begin(kernels, weights, gradients, loss, numbers);
-            begun.unwrap();
-        }
+        let ended = optimizer.end_step(kernels, weights, gradients, loss, numbers);
+        ended.unwrap();
     }
 
     /// Goes over the units in reverse; updates each where gradients are released.
-    fn backward(&mut self, is_released: bool) {
+    fn backward(&mut self) {
         let layout = self.layout.clone();
         self.weights
             .begin_pass(&(0..layout.units().len()).rev().collect());
         for (index, unit) in layout.units().iter().enumerate().rev() {
-            self.weights
-                .use_unit(&self.memory, &*self.kernels, index)
-                .unwrap();
-            let (gradients, memory) = (&mut self.gradients, &self.memory);
-            let open = gradients.open(memory, &*self.kernels, index).unwrap();
+            self.weights.use_unit(&*self.kernels, index).unwrap();
+            let open = self.gradients.open(&*self.kernels, index).unwrap();
             unit.entries
                 .iter()
                 .for_each(|entry| self.contribute(*entry));
@@ -335,11 +320,9 @@ impl Training {
             let (weights, gradients) = (&mut self.weights, &mut self.gradients);
             let (optimizer, part) = (&mut self.optimizer, unit.part);
             gradients.close(kernels, open, (true, true)).unwrap();
-            if is_released {
-                let updated = optimizer.update_released(kernels, weights, gradients, part, loss);
-                updated.unwrap();
-            }
-            weights.look_ahead(&self.memory, kernels).unwrap();
+            let updated = optimizer.after_backward(kernels, weights, gradients, part, loss);
+            updated.unwrap();
+            weights.look_ahead(kernels).unwrap();
         }
         self.weights.end_pass(&*self.kernels).unwrap();
     }

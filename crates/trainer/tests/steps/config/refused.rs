@@ -347,7 +347,7 @@ fn places_that_go_together_are_read() {
         "--set",
         "offload.slab_mib=3",
     ]);
-    assert!(all.streams_updates() && all.updates_in_forward());
+    assert!(all.streams_updates() && all.update_time() == memory::UpdateTime::NextForward);
     assert_eq!((&all.weights, all.unit_slots), (&Home::Pinned, 4));
     assert_eq!(all.gradients, Home::Pinned);
     assert_eq!(all.words(), ", weights offloaded, gradients offloaded");
