@@ -5,9 +5,10 @@ use crate::segment::{Piece, Segment, Whole};
 use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
 use kernels::quantise::BLOCK;
-use kernels::{Exchange, ExchangeBytes, Result};
+use kernels::{ExchangeBytes, Result};
 use memory::{DType, Out, Rank, one_behind_another};
 use std::ops::Range;
+use units::{places_by_owner, to_all};
 
 impl Sums {
     /// The shape of all sums of a tensor that is divided into `pieces`.
@@ -115,25 +116,9 @@ fn gather(on: &UpdateQueue, sums: Out, rows: Vec<Piece>, rank: Rank) -> Result {
         ((rank.of - 1) * own * size) as u64,
         ((all - own) * size) as u64,
     );
-    on.exchange(bytes, || to_all(sums, rows, rank))
-}
-
-/// Sends every rank's rows to all other ranks.
-fn to_all(sums: Out<'_>, mut rows: Vec<Piece>, rank: Rank) -> Exchange<'_> {
-    rows.sort_by_key(|(_, rows)| rows.start);
-    let (owners, rows): (Vec<usize>, Vec<Range<usize>>) = rows.into_iter().unzip();
-    let mut list = Exchange {
-        sends: Vec::new(),
-        receives: Vec::new(),
-    };
-    for (owner, part) in owners.into_iter().zip(sums.disjoint_rows(&rows)) {
-        if owner != rank.number {
-            list.receives.push((owner, part));
-            continue;
-        }
-        let part = part.into_in();
-        let others = (0..rank.of).filter(|other| *other != rank.number);
-        list.sends.extend(others.map(|other| (other, part)));
-    }
-    list
+    on.exchange(bytes, || {
+        let pieces = rows.into_iter().map(|(owner, rows)| (rows, owner));
+        let places = places_by_owner(pieces.collect(), |rows| sums.disjoint_rows(rows));
+        to_all(rank.number, (0..rank.of).collect(), None, places)
+    })
 }

@@ -109,33 +109,65 @@ pub(crate) unsafe fn gather<'a>(
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
 ) -> Result {
-    let list = move || {
-        let is_there = own.is_none();
-        let places = places().into_iter();
-        let (kept, receives): (Vec<_>, Vec<_>) =
-            places.partition(|(of, _)| is_there && *of == rank.number);
-        let kept = kept.into_iter().map(|(_, place)| place.into_in());
-        let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
-        let to = ranks().into_iter();
-        let to = to.filter(|to| !is_there || *to != rank.number);
-        let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
-        Exchange {
-            sends: sends.collect(),
-            receives,
-        }
-    };
+    let list = move || to_all(rank.number, ranks(), own, places());
     // SAFETY: the caller's promise.
     unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
 }
 
+/// The exchange in which each of some ranks gives its pieces to all others. Places have their owners; this rank's own pieces come from
+/// `own`, or are in their places already.
+pub fn to_all<'a>(
+    rank: usize,
+    ranks: Vec<usize>,
+    own: Option<Vec<In<'a>>>,
+    places: Vec<(usize, Out<'a>)>,
+) -> Exchange<'a> {
+    let is_there = own.is_none();
+    let (kept, receives): (Vec<_>, Vec<_>) = places
+        .into_iter()
+        .partition(|(of, _)| is_there && *of == rank);
+    let kept = kept.into_iter().map(|(_, place)| place.into_in());
+    let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
+    let to = ranks.into_iter().filter(|to| !is_there || *to != rank);
+    let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
+    Exchange {
+        sends: sends.collect(),
+        receives,
+    }
+}
+
 /// Places for ranges, each with its owner, in the order of the ranges. `cut` returns the places.
-pub(crate) fn places_by_owner<'a>(
+pub fn places_by_owner<'a>(
     mut pieces: Vec<(Range<usize>, usize)>,
     cut: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>>,
 ) -> Vec<(usize, Out<'a>)> {
     pieces.sort_by_key(|(range, _)| range.start);
     let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
     owners.into_iter().zip(cut(&ranges)).collect()
+}
+
+/// Exchanges ranges of something of which each stage of a pipeline has some, given in the order of stages. `cut` returns their places.
+///
+/// # Safety
+/// As for [`exchange_stages`].
+pub(crate) unsafe fn exchange_ranges_of_stages<'a>(
+    kernels: &Kernels,
+    ranks: &'a Ranks,
+    of_stages: Vec<Vec<Range<usize>>>,
+    bytes_of: impl Fn(&Range<usize>) -> usize,
+    cut: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
+) -> Result {
+    let bytes = of_stages.iter();
+    let bytes = bytes.map(|ranges| ranges.iter().map(&bytes_of).sum::<usize>() as u64);
+    let bytes: Vec<u64> = bytes.collect();
+    let places = move || {
+        let pieces = of_stages.into_iter().enumerate();
+        let pieces =
+            pieces.flat_map(|(stage, ranges)| ranges.into_iter().map(move |range| (range, stage)));
+        places_by_owner(pieces.collect(), cut)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { exchange_stages(kernels, ranks, &bytes, places) }
 }
 
 /// Starts an exchange among the stages of a pipeline: each gives its own pieces to the rank with this rank's place in every other

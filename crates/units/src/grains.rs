@@ -2,7 +2,7 @@
 //! bits wherever gradients live, and whichever rank sums them.
 
 use crate::Ranks;
-use crate::gather::{exchange_stages, gather, places_by_owner};
+use crate::gather::{exchange_ranges_of_stages, gather, places_by_owner};
 use kernels::{ExchangeBytes, Kernels, NormGrains, Result};
 use memory::{
     Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory, Rank,
@@ -72,23 +72,17 @@ impl Grains {
     pub(crate) fn gather_stages(&mut self, kernels: &Kernels, ranks: &Ranks) -> Result {
         let grain_bytes = self.sums.dtype().size_in_bytes();
         let stages = 0..ranks.stage.of;
-        let grains: Vec<_> = stages
+        let grains = stages
             .map(|stage| self.layout.grains_of_stage(stage))
             .collect();
-        let bytes = grains.iter().map(|of_stage| {
-            let count: usize = of_stage.iter().map(Range::len).sum();
-            (count * grain_bytes) as u64
-        });
-        let bytes: Vec<u64> = bytes.collect();
+        let bytes_of = |grains: &Range<usize>| grains.len() * grain_bytes;
         let sums = self.sums.view_mut();
-        let places = move || {
-            let pieces = grains.into_iter().enumerate();
-            let pieces =
-                pieces.flat_map(|(stage, all)| all.into_iter().map(move |one| (one, stage)));
-            places_by_owner(pieces.collect(), |rows| sums.disjoint_rows(rows))
-        };
         // SAFETY: as for `gather`.
-        unsafe { exchange_stages(kernels, ranks, &bytes, places) }
+        unsafe {
+            exchange_ranges_of_stages(kernels, ranks, grains, bytes_of, |grains| {
+                sums.disjoint_rows(grains)
+            })
+        }
     }
 
     /// The sums of all grains, `[g]` f64.

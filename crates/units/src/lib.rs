@@ -37,7 +37,7 @@ mod weights;
 mod weights_step_codes;
 
 pub use coded::CodeBytes;
-pub use gather::exchange_stages;
+pub use gather::{exchange_stages, places_by_owner, to_all};
 pub use gradients::{Gradients, OpenUnit};
 pub use ranks::{Ranks, Reduce, Zero};
 pub use weights::Weights;

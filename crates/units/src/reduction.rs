@@ -3,9 +3,7 @@
 //! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
-use crate::gather::{
-    BundleToGather, GatheredParts, exchange_stages, gather_bundle, places_by_owner,
-};
+use crate::gather::{BundleToGather, GatheredParts, exchange_ranges_of_stages, gather_bundle};
 use crate::gradient_buckets::GradientBuckets;
 use crate::grains::Grains;
 use crate::stream::{OnDevice, UnitsOnDevice};
@@ -361,21 +359,15 @@ impl Reducing {
         let piece = sums
             .layout()
             .piece(self.buckets.all_vectors(), self.ranks.rank);
-        let of_stage = |stage| sums.layout().vectors_of_stage(stage).within_all(&piece);
-        let vectors: Vec<Cover> = (0..self.ranks.stage.of).map(of_stage).collect();
-        let bytes = vectors.iter().map(|own| sums.types().bytes(own) as u64);
-        let bytes: Vec<u64> = bytes.collect();
-        let pieces = vectors.into_iter().enumerate();
-        let pieces = pieces.flat_map(|(stage, own)| {
-            let ranges = own.ranges().to_vec().into_iter();
-            ranges.map(move |range| (range, stage))
-        });
-        let pieces = pieces.collect();
-        // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
+        let (layout, types) = (sums.layout().clone(), sums.types().clone());
+        let of_stage = |stage| layout.vectors_of_stage(stage).within_all(&piece);
+        let own = (0..self.ranks.stage.of).map(|stage| of_stage(stage).ranges().to_vec());
+        let bytes_of = |range: &Range<usize>| types.bytes(&Cover::new([range.clone()]));
         let _account = kernels.count_to(Account::Gradients);
+        // SAFETY: the caller waits for this before the sums are read or written, and they live as long as kernels have work.
         unsafe {
-            exchange_stages(kernels, &self.ranks, &bytes, || {
-                places_by_owner(pieces, |ranges| sums.disjoint_raw_mut(ranges))
+            exchange_ranges_of_stages(kernels, &self.ranks, own.collect(), bytes_of, |ranges| {
+                sums.disjoint_raw_mut(ranges)
             })
         }
     }

@@ -143,11 +143,7 @@ impl Weights {
     /// # Panics
     /// If the matrix is not stored as codes.
     pub fn widen(&self, kernels: &Kernels, entry: usize, out: Out) -> Result {
-        let unit = self.layout().unit_of(entry);
-        let arena = match (&self.streamed, unit) {
-            (Some(streamed), Some(unit)) => &streamed.units.get((unit, 0)).arena,
-            _ => &self.resident,
-        };
+        let arena = self.arena_of(self.layout().unit_of(entry));
         let entry = &self.layout().entries()[entry];
         coded::widen(kernels, entry, arena.raw(&entry.padded_range()), out)
     }
@@ -184,11 +180,16 @@ impl Weights {
     /// use.
     pub fn joined(&self, entries: &[usize]) -> Option<In<'_>> {
         let (range, dims) = self.layout().joined(entries)?;
-        let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
-            (Some(streamed), Some(unit)) => streamed.units.get((unit, 0)).flat(&range),
-            _ => self.resident.flat(range),
-        };
-        Some(flat.reshape(dims))
+        let arena = self.arena_of(self.layout().unit_of(entries[0]));
+        Some(arena.flat(range).reshape(dims))
+    }
+
+    /// Where a unit is on the device while it is used; vectors and buffers belong to none.
+    fn arena_of(&self, unit: Option<usize>) -> &Arena {
+        match (&self.streamed, unit) {
+            (Some(streamed), Some(unit)) => &streamed.units.get((unit, 0)).arena,
+            _ => &self.resident,
+        }
     }
 
     /// The unit that a range belongs to, if it does not stay on the device.
@@ -201,10 +202,7 @@ impl Weights {
 
     /// Reads a range on the device, within one unit, the vectors, or one buffer.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
-        match (&self.streamed, self.comes_with(&range)) {
-            (Some(streamed), Some(unit)) => streamed.units.get((unit, 0)).flat(&range),
-            _ => self.resident.flat(range),
-        }
+        self.arena_of(self.comes_with(&range)).flat(range)
     }
 
     /// Writes a range on the device, within one unit, the vectors, or one buffer.

@@ -44,7 +44,7 @@ PRODUCTS = device("products", "problem", "algorithms")
 STREAMS, MEMORY, REHEARSAL = device("streams", "staging"), device("blocks"), device("rehearsal", "modules")
 GRAPHS = (*device("graphs", "calls", "streams"), *crate("session", "graphs"))
 # States, weights and gradients that are not on the device.
-HOMES = (*STREAMS, *crate("optim", "streamed", "chunks"), *crate("session", "update_in_passes"))
+HOMES = (*STREAMS, *crate("optim", "streamed", "chunks"), *crate("optim", "optimizer"), *crate("session", "update"))
 # A step's passes and its update.
 PASSES = (*crate("model", "forward_backward", "pass", "linear"), *crate("session", "passes", "update"))
 NORM_BACKWARD = (f"{CUDA}/norm_backward.rs", "kernels/norm_backward.cuh")
