@@ -15,6 +15,7 @@
 //! Between updates the host reads and changes states through one more buffer.
 
 use crate::chunks::{BLOCK_BYTES, Chunks};
+use crate::store::Store;
 use kernels::{BlockFile, DiskCopy, Event, HostSide, Kernels, NoFile, Queue, Result};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::cell::RefCell;
@@ -82,28 +83,27 @@ impl DiskStore {
             }),
         })
     }
+}
 
-    /// Takes a file of zeros.
-    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+impl Store for DiskStore {
+    fn use_file(&mut self, file: Arc<dyn BlockFile>) {
         self.file = file;
     }
 
-    /// Bytes of the file.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    fn disk_bytes(&self) -> Option<u64> {
+        Some(self.bytes)
     }
 
-    /// Bytes of pinned host memory.
-    pub(crate) fn staging_bytes(&self) -> u64 {
-        self.staging.bytes() + self.between.borrow().buffer.bytes()
+    fn arena(&self) -> (&'static str, u64) {
+        let bytes = self.staging.bytes() + self.between.borrow().buffer.bytes();
+        ("disk_staging", bytes)
     }
 
-    /// How many chunks may be fetched besides those that have slots.
-    pub(crate) fn ahead(&self) -> usize {
+    fn ahead(&self) -> usize {
         AHEAD
     }
 
-    pub(crate) fn fetch(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
+    fn fetch(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
         let index = turn % self.in_turn.len();
         kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
@@ -114,22 +114,17 @@ impl DiskStore {
         Ok(())
     }
 
-    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
+    fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
         let read = self.in_turn[turn % self.in_turn.len()].read;
         kernels.wait(Queue::Upload, read, READ)
     }
 
-    pub(crate) fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_> {
+    fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_> {
         let start = turn % self.in_turn.len() * self.chunk_bytes;
         self.staging.view_mut().rows(start..start + place.len())
     }
 
-    pub(crate) fn put_back(
-        &mut self,
-        kernels: &Kernels,
-        turn: usize,
-        place: &Range<usize>,
-    ) -> Result {
+    fn put_back(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
         let downloaded = kernels.record(Queue::Download)?;
         kernels.wait(Queue::DiskWrite, downloaded, BACK)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
@@ -142,15 +137,18 @@ impl DiskStore {
     }
 
     /// Writes what the host changed, and discards the copy, since updates change the file.
-    pub(crate) fn end_host_access(&mut self) -> Result {
+    fn last_queue(&self) -> Queue {
+        Queue::DiskWrite
+    }
+
+    fn end_host_access(&mut self) -> Result {
         let between = self.between.get_mut();
         between.write(&self.file)?;
         between.place = 0..0;
         Ok(())
     }
 
-    /// Copies a range of the file. No write may be running.
-    pub(crate) fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result {
+    fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result {
         let mut between = self.between.borrow_mut();
         let first = range.start / BLOCK_BYTES * BLOCK_BYTES;
         between.load(&self.file, first..range.end.next_multiple_of(BLOCK_BYTES))?;
@@ -160,8 +158,8 @@ impl DiskStore {
         Ok(())
     }
 
-    /// A range of whole blocks of the file, for the host to change. No write may be running.
-    pub(crate) fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
+    /// The place has whole blocks of the file.
+    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
         let between = self.between.get_mut();
         between.load(&self.file, place.clone())?;
         between.is_changed = true;

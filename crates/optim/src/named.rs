@@ -25,7 +25,7 @@ pub(crate) enum ReadFrom<'a> {
     /// On the device.
     Device(In<'a>),
     /// Ranges of bytes in the store.
-    Chunks(&'a Store, Vec<Range<usize>>),
+    Chunks(&'a dyn Store, Vec<Range<usize>>),
 }
 
 impl NamedState<'_> {
@@ -41,7 +41,7 @@ impl NamedState<'_> {
     pub fn read(&self, kernels: &Kernels, bytes: &mut [u8]) -> Result {
         match &self.from {
             ReadFrom::Device(view) => kernels.download(bytes, *view),
-            ReadFrom::Chunks(store, ranges) => store.read(kernels, ranges, bytes),
+            ReadFrom::Chunks(store, ranges) => store.read_all(kernels, ranges, bytes),
         }
     }
 }

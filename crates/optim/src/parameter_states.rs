@@ -182,7 +182,7 @@ impl Optimizer {
         for (chunk, held) in chunks.holding(range) {
             let Some(away) = &chunk.away else { continue };
             for own in in_chunks(held) {
-                let bytes = store.change(kernels, away)?;
+                let bytes = store.change(&away.place)?;
                 let states = self.states.form.carve(&chunk.ranges, &own, bytes);
                 set(own, Space::Host, states)?;
             }

@@ -1,114 +1,112 @@
-//! States that are not on the device, a chunk at a time: in pinned host memory, or in a file.
+//! States that are not on the device. Their home hands them out a chunk at a time: pinned host memory, or a file ([`crate::disk`]).
 
-use crate::chunks::{Away, Chunks};
+use crate::chunks::Chunks;
 use crate::disk::DiskStore;
 use kernels::{BlockFile, KernelError, Kernels, Queue, Result};
 use memory::{Buffer, Category, DType, Home, Homes, Memory, Out, OutOfMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What holds the chunks of a run.
-pub(crate) enum Store {
-    /// All chunks, one after the other, in pinned host memory.
-    Pinned(Buffer),
-    /// In a file. Chunks pass through pinned host memory on their way.
-    Disk(DiskStore),
+/// A home of states. What it need not do has a default: all chunks are in host memory.
+///
+/// A chunk's `place` is its range among the bytes of all. Turns count the chunks that it hands out, over all updates, and are taken in
+/// order.
+pub(crate) trait Store {
+    /// Name and bytes of its host memory.
+    fn arena(&self) -> (&'static str, u64);
+
+    /// Bytes of its file; none if the states are in memory.
+    fn disk_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Takes a file of [`Store::disk_bytes`] zeros.
+    fn use_file(&mut self, _file: Arc<dyn BlockFile>) {
+        unreachable!("states in memory need no file")
+    }
+
+    /// How many chunks may be on their way to the host besides those that have slots on the device.
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    /// Starts to read a chunk into host memory.
+    fn fetch(&mut self, _kernels: &Kernels, _turn: usize, _place: &Range<usize>) -> Result {
+        Ok(())
+    }
+
+    /// Makes the upload queue wait until a chunk is in host memory.
+    fn fetched(&self, _kernels: &Kernels, _turn: usize) -> Result {
+        Ok(())
+    }
+
+    /// A chunk's bytes in host memory, during its turn.
+    fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_>;
+
+    /// Ends a chunk's turn. The chunk is stored when the downloads enqueued so far are done, and what [`Store::last_queue`] does then.
+    fn put_back(&mut self, _kernels: &Kernels, _turn: usize, _place: &Range<usize>) -> Result {
+        Ok(())
+    }
+
+    /// The queue in which chunks reach their home.
+    fn last_queue(&self) -> Queue;
+
+    /// Ends the host's access between updates. Comes before the first turn of an update.
+    fn end_host_access(&mut self) -> Result {
+        Ok(())
+    }
+
+    /// Copies some bytes, between updates. All chunks are stored.
+    fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result;
+
+    /// A chunk's bytes, for the host to write between updates. All chunks are stored.
+    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>>;
 }
 
-impl Store {
+/// All chunks, one after the other, in pinned host memory.
+struct PinnedStore(Buffer);
+
+impl Store for PinnedStore {
+    fn arena(&self) -> (&'static str, u64) {
+        ("offloaded_states", self.0.bytes())
+    }
+
+    fn on_host(&mut self, _turn: usize, place: &Range<usize>) -> Out<'_> {
+        self.0.view_mut().rows(place.clone())
+    }
+
+    fn last_queue(&self) -> Queue {
+        Queue::Download
+    }
+
+    fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result {
+        bytes.copy_from_slice(self.0.view().rows(range.clone()).slice());
+        Ok(())
+    }
+
+    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
+        Ok(self.on_host(0, place))
+    }
+}
+
+impl dyn Store + '_ {
     /// Leases host memory, zeroed: for all states, or for those on their way to and from a file.
     pub(crate) fn lease(
         memory: &Memory,
         chunks: &Chunks,
         homes: &Homes,
-    ) -> Result<Store, OutOfMemory> {
+    ) -> Result<Box<dyn Store>, OutOfMemory> {
         if let Home::Disk(_) = homes.states {
-            return Ok(Store::Disk(DiskStore::lease(
-                memory,
-                chunks,
-                homes.chunk_slots,
-            )?));
+            let disk = DiskStore::lease(memory, chunks, homes.chunk_slots)?;
+            return Ok(Box::new(disk));
         }
         let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
         let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
-        Ok(Store::Pinned(all))
+        Ok(Box::new(PinnedStore(all)))
     }
 
-    /// Name and bytes of the lease.
-    pub(crate) fn arena(&self) -> (&'static str, u64) {
-        match self {
-            Store::Pinned(all) => ("offloaded_states", all.bytes()),
-            Store::Disk(disk) => ("disk_staging", disk.staging_bytes()),
-        }
-    }
-
-    /// Bytes of the file; none if the states are in memory.
-    pub(crate) fn disk_bytes(&self) -> Option<u64> {
-        match self {
-            Store::Pinned(_) => None,
-            Store::Disk(disk) => Some(disk.bytes()),
-        }
-    }
-
-    /// Takes a file of [`Store::disk_bytes`] zeros.
-    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
-        match self {
-            Store::Pinned(_) => unreachable!("states in memory need no file"),
-            Store::Disk(disk) => disk.use_file(file),
-        }
-    }
-
-    /// How many chunks may be on their way to the host besides those that have slots on the device.
-    pub(crate) fn ahead(&self) -> usize {
-        match self {
-            Store::Pinned(_) => 0,
-            Store::Disk(disk) => disk.ahead(),
-        }
-    }
-
-    /// Starts to read a chunk into host memory. Turns count the chunks whose states live elsewhere, over all updates,
-    /// and are taken in order.
-    pub(crate) fn fetch(&mut self, kernels: &Kernels, turn: usize, away: &Away) -> Result {
-        match self {
-            Store::Pinned(_) => Ok(()),
-            Store::Disk(disk) => disk.fetch(kernels, turn, &away.place),
-        }
-    }
-
-    /// Makes the upload queue wait until a chunk is in host memory.
-    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
-        match self {
-            Store::Pinned(_) => Ok(()),
-            Store::Disk(disk) => disk.fetched(kernels, turn),
-        }
-    }
-
-    /// A chunk's bytes in host memory, during its turn.
-    pub(crate) fn on_host(&mut self, turn: usize, away: &Away) -> Out<'_> {
-        match self {
-            Store::Pinned(all) => all.view_mut().rows(away.place.clone()),
-            Store::Disk(disk) => disk.on_host(turn, &away.place),
-        }
-    }
-
-    /// Ends a chunk's turn. The chunk is stored when the downloads enqueued so far are done.
-    pub(crate) fn put_back(&mut self, kernels: &Kernels, turn: usize, away: &Away) -> Result {
-        match self {
-            Store::Pinned(_) => Ok(()),
-            Store::Disk(disk) => disk.put_back(kernels, turn, &away.place),
-        }
-    }
-
-    /// Ends the host's access between updates. Call it before the first turn of an update.
-    pub(crate) fn end_host_access(&mut self) -> Result {
-        match self {
-            Store::Pinned(_) => Ok(()),
-            Store::Disk(disk) => disk.end_host_access(),
-        }
-    }
-
-    /// Copies ranges of the store, one after the other, between updates.
-    pub(crate) fn read(
+    /// Copies ranges, one after the other, between updates.
+    pub(crate) fn read_all(
         &self,
         kernels: &Kernels,
         ranges: &[Range<usize>],
@@ -126,29 +124,13 @@ impl Store {
         for range in ranges {
             let (own, rest) = bytes.split_at_mut(range.len());
             bytes = rest;
-            match self {
-                Store::Pinned(all) => own.copy_from_slice(all.view().rows(range.clone()).slice()),
-                Store::Disk(disk) => disk.read(range, own)?,
-            }
+            self.read(range, own)?;
         }
         Ok(())
     }
 
-    /// A chunk's bytes, for the host to write between updates.
-    pub(crate) fn change(&mut self, kernels: &Kernels, away: &Away) -> Result<Out<'_>> {
-        self.finish(kernels)?;
-        match self {
-            Store::Pinned(all) => Ok(all.view_mut().rows(away.place.clone())),
-            Store::Disk(disk) => disk.change(&away.place),
-        }
-    }
-
     /// Waits until all chunks that were put back are stored.
-    fn finish(&self, kernels: &Kernels) -> Result {
-        let queue = match self {
-            Store::Pinned(_) => Queue::Download,
-            Store::Disk(_) => Queue::DiskWrite,
-        };
-        kernels.finish(kernels.record(queue)?)
+    pub(crate) fn finish(&self, kernels: &Kernels) -> Result {
+        kernels.finish(kernels.record(self.last_queue())?)
     }
 }

@@ -44,7 +44,7 @@ const WRITTEN: &str = "weights are written before they are read";
 pub(crate) struct Streamed {
     chunks: Chunks,
     /// States that live elsewhere than on the device.
-    store: Option<Store>,
+    store: Option<Box<dyn Store>>,
     /// Empty if chunks bring nothing to the device.
     slots: Vec<Slot>,
     /// Whether gradients come from the host.
@@ -111,7 +111,7 @@ impl Streamed {
                 emptied: Event::PAST,
             })
         };
-        let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, homes));
+        let store = (chunks.away > 0).then(|| <dyn Store>::lease(memory, &chunks, homes));
         let all = chunks.all.iter();
         let rooms = all.map(|chunk| room_bytes(form, &chunk.round, rank));
         let room_bytes = rooms.max().unwrap_or(0);
@@ -139,18 +139,24 @@ impl Streamed {
     }
 
     /// The store of states that live elsewhere, for reading between updates.
-    pub(crate) fn store(&self) -> Option<&Store> {
-        self.store.as_ref()
+    pub(crate) fn store(&self) -> Option<&dyn Store> {
+        self.store.as_deref()
     }
 
     /// The store for writing between updates, and the chunks. If an aborted step had fetched chunks ahead, they are
     /// fetched again.
-    pub(crate) fn at_rest(&mut self, kernels: &Kernels) -> Result<(&Chunks, Option<&mut Store>)> {
+    pub(crate) fn at_rest(
+        &mut self,
+        kernels: &Kernels,
+    ) -> Result<(&Chunks, Option<&mut (dyn Store + 'static)>)> {
         for queue in [Queue::DiskRead, Queue::Upload] {
             kernels.finish(kernels.record(queue)?)?;
         }
         (self.fetched, self.brought) = (self.updated, self.updated);
-        Ok((&self.chunks, self.store.as_mut()))
+        if let Some(store) = &self.store {
+            store.finish(kernels)?;
+        }
+        Ok((&self.chunks, self.store.as_deref_mut()))
     }
 
     /// Takes a file for states on a disk. Call it before anything else.
@@ -257,7 +263,7 @@ impl Streamed {
 
     /// Enqueues the uploads of chunks, as far as slots have room. Gradients can come only when they are final.
     fn advance(&mut self, kernels: &Kernels, gradients: Option<&Gradients>) -> Result {
-        let ahead = self.store.as_ref().map_or(0, Store::ahead);
+        let ahead = self.store.as_ref().map_or(0, |store| store.ahead());
         while self.fetched < self.due.min(self.updated + self.slots.len() + ahead) {
             self.fetch(kernels)?;
         }
@@ -275,7 +281,7 @@ impl Streamed {
         let turn = self.chunks.turn(self.fetched);
         let away = &self.chunks.at(self.fetched).away;
         if let (Some(away), Some(store)) = (away, &mut self.store) {
-            store.fetch(kernels, turn, away)?;
+            store.fetch(kernels, turn, &away.place)?;
         }
         self.fetched += 1;
         Ok(())
@@ -290,7 +296,7 @@ impl Streamed {
             kernels.wait(Queue::Upload, slot.emptied, LEFT)?;
             if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
                 store.fetched(kernels, turn)?;
-                let (to, from) = (slot.halves(chunk).0, store.on_host(turn, away));
+                let (to, from) = (slot.halves(chunk).0, store.on_host(turn, &away.place));
                 // SAFETY: both live as long as the optimizer, and kernels are dropped with all their work before it
                 // (`Optimizer::lease`). The slot is read after `filled`, and a later download writes the host's copy.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
@@ -364,8 +370,8 @@ impl Streamed {
         if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
             let from = slot.halves(chunk).0;
             // SAFETY: as in `bring`. The slot is written again after `emptied`.
-            unsafe { kernels.start_download(store.on_host(turn, away), from.as_in()) }?;
-            store.put_back(kernels, turn, away)?;
+            unsafe { kernels.start_download(store.on_host(turn, &away.place), from.as_in()) }?;
+            store.put_back(kernels, turn, &away.place)?;
         }
         slot.emptied = kernels.record(Queue::Download)?;
         Ok(())
