@@ -104,8 +104,8 @@ impl Session {
         self.refuse_half_updated()?;
         self.memory.begin_step();
         self.gradients.begin_step();
-        let before = self.kernels.step_traffic();
-        let late_before = self.kernels.traffic_of_step_before();
+        let crossed = self.kernels.step_traffic();
+        let crossed_for_step_before = self.kernels.traffic_of_step_before();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
         if self.optimizer.time() == UpdateTime::Backward {
@@ -120,8 +120,8 @@ impl Session {
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // What crossed for the step before counts for it, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
-            let late = self.kernels.traffic_of_step_before();
-            in_flight.crossed = in_flight.crossed.plus(late.since(late_before));
+            let more = self.kernels.traffic_of_step_before();
+            in_flight.crossed = in_flight.crossed.plus(more.since(crossed_for_step_before));
         }
         let (replayed, micro_batch) = made?;
         let missing = self.gradients.missing();
@@ -161,7 +161,7 @@ impl Session {
                 .map(|part| part.rows * part.seq)
                 .sum(),
             memory: self.memory.step_memory(),
-            crossed: self.kernels.step_traffic().since(before),
+            crossed: self.kernels.step_traffic().since(crossed),
             micro_batch,
             replayed,
             results,

@@ -323,15 +323,15 @@ impl Gradients {
         if let Some(reducing) = &mut self.reducing {
             reducing.wait_until_sent(kernels, unit)?;
         }
-        let has_trained = self.has_trained(unit);
-        if let Some(reducing) = self.reducing.as_mut().filter(|_| has_trained) {
+        if !self.has_trained(unit) {
+            return Ok(OpenUnit(unit));
+        }
+        if let Some(reducing) = &mut self.reducing {
             let like = (&self.resident, &mut self.grains);
             reducing.open(kernels, unit, like)?;
         }
-        if has_trained {
-            self.lease_unit(kernels, unit, false)?;
-        }
-        if let Some(units) = self.units.as_mut().filter(|_| has_trained) {
+        self.lease_unit(kernels, unit, false)?;
+        if let Some(units) = &mut self.units {
             for part in 0..self.touched.len() {
                 units.open(kernels, Queue::Compute, (unit, part), CAME)?;
             }
