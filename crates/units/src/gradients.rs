@@ -476,8 +476,9 @@ impl Gradients {
     /// the update.
     pub fn release(&mut self, part: Layer) {
         let unit = self.resident.layout().unit_of_part(part);
-        if let Some(units) = &mut self.units {
-            units.release(unit);
+        match &mut self.units {
+            Some(units) if part == Layer::Whole || unit.is_some() => units.release(unit),
+            _ => {}
         }
     }
 

@@ -1,11 +1,9 @@
-//! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
-//! again.
+//! Weights in a pass: their units come to the device from the host, or from the ranks that have their shards, and leave it again.
 
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
-use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::{StepCodes, copy_of_bytes};
 use crate::stream::{OnDevice, UnitsOnDevice, finish_all};
-use crate::{Ranks, UnitError, Zero};
+use crate::{Ranks, UnitError, Weights, Zero};
 use kernels::{Account, Kernels, Queue, Result};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::rc::Rc;
@@ -15,14 +13,6 @@ const SHARD_CAME: &str = "a rank's shard has come before it is sent to the other
 const PIECE_UPDATED: &str = "a rank's piece of a unit is updated before the others get it";
 const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
-
-/// The weights that stay on the device, and the codes that units come as once they are made.
-pub(crate) struct ResidentWeights<'a> {
-    pub(crate) arena: &'a mut Arena,
-    /// Those that other ranks update in part.
-    pub(crate) gathered: Option<&'a mut GatheredWeights>,
-    pub(crate) step_codes: Option<&'a StepCodes>,
-}
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
@@ -85,11 +75,95 @@ impl StreamedWeights {
         self.only_updated = only_updated;
     }
 
-    /// Gathers what other ranks updated of a unit, and sends it to the host, if every rank has all weights there. This rank's updates
-    /// of the unit must have been asked for.
-    pub(crate) fn gather_updated(&mut self, kernels: &Kernels, unit: usize) -> Result {
+    /// The units that should be on the device now, the one in use first.
+    fn wanted(&self) -> Vec<usize> {
+        let rest = self.order.iter().skip(self.used.saturating_sub(1));
+        let mut wanted = Vec::new();
+        for unit in rest {
+            if wanted.len() < self.slots && !wanted.contains(unit) {
+                wanted.push(*unit);
+            }
+        }
+        wanted
+    }
+
+    /// Turns to the unit that comes next in the order of the pass. Returns whether another one was in use.
+    fn turn_to(&mut self, unit: usize) -> bool {
+        if self.used > 0 && self.order[self.used - 1] == unit {
+            return false;
+        }
+        let next = self.order.get(self.used);
+        assert_eq!(next, Some(&unit), "units are used in the order of the pass");
+        self.used += 1;
+        true
+    }
+
+    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result {
+        let wanted = match self.is_kept {
+            true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
+            false => self.wanted(),
+        };
+        self.units.keep_only(kernels, &wanted)
+    }
+}
+
+impl Weights {
+    /// Makes a unit the one that the computation uses from now on. It is fetched now if it was not fetched ahead.
+    /// Returns whether another unit was in use before.
+    ///
+    /// # Errors
+    /// [`UnitError`] if a lease is refused or the device fails.
+    ///
+    /// # Panics
+    /// If another unit comes next in the order of the pass.
+    pub fn use_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<bool, UnitError> {
+        if let Some(record) = &mut self.record
+            && record.last() != Some(&unit)
+        {
+            record.push(unit);
+        }
+        if let Some(gathered) = &mut self.gathered {
+            gathered.used(kernels, unit)?;
+        }
+        let Some(streamed) = self.streamed.as_mut() else {
+            return Ok(false);
+        };
+        if !streamed.turn_to(unit) {
+            return Ok(false);
+        }
+        if !streamed.units.has((unit, 0)) {
+            streamed.keep_only_wanted(kernels)?;
+        }
+        self.bring(kernels, &[unit])?;
+        let streamed = self.streamed.as_ref().expect("the unit came to it");
+        kernels.wait(Queue::Compute, streamed.units.get((unit, 0)).came, CAME)?;
+        Ok(true)
+    }
+
+    /// Drops units that are not used soon, and starts fetching the next ones, as far as there are slots.
+    ///
+    /// # Errors
+    /// As [`Weights::use_unit`].
+    pub fn look_ahead(&mut self, kernels: &Kernels) -> Result<(), UnitError> {
+        let Some(streamed) = &mut self.streamed else {
+            return Ok(());
+        };
+        streamed.keep_only_wanted(kernels)?;
+        let wanted = streamed.wanted();
+        self.bring(kernels, &wanted)
+    }
+
+    /// Gathers what other ranks updated of a unit that came to be updated, and sends it to the host, if every rank has all weights
+    /// there. This rank's updates of it must have been asked for.
+    ///
+    /// # Errors
+    /// `KernelError` if the device or another rank fails.
+    pub fn gather_updated_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
+        let Some(streamed) = &mut self.streamed else {
+            return Ok(());
+        };
         let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
-            (self.gathers, &self.units.host)
+            (streamed.gathers, &streamed.units.host)
         else {
             return Ok(());
         };
@@ -98,13 +172,13 @@ impl StreamedWeights {
             kernels.wait(Queue::Collective, kernels.record(queue)?, PIECE_UPDATED)?;
         }
         let gathering = BundleToGather {
-            layout: &self.layout,
-            bundle: &self.layout.units()[unit].trained,
+            layout: &streamed.layout,
+            bundle: &streamed.layout.units()[unit].trained,
             rank,
             what,
         };
         let types = host.types().clone();
-        let here = self.units.get_mut((unit, 0));
+        let here = streamed.units.get_mut((unit, 0));
         let _account = kernels.count_to(Account::Weights);
         // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`leave`), or never
         // (`abandon`). The own piece is only read until then.
@@ -120,95 +194,76 @@ impl StreamedWeights {
         )?;
         let others = gathering.bundle.without(&gathering.of(rank));
         for range in others.ranges() {
-            self.units.send_range(kernels, (unit, 0), range)?;
+            streamed.units.send_range(kernels, (unit, 0), range)?;
         }
         // Also where the others had nothing.
-        let here = self.units.get_mut((unit, 0));
+        let here = streamed.units.get_mut((unit, 0));
         here.leaves(kernels.record(Queue::Download)?);
         Ok(())
     }
 
-    /// The units that should be on the device now, the one in use first.
-    fn wanted(&self) -> Vec<usize> {
-        let rest = self.order.iter().skip(self.used.saturating_sub(1));
-        let mut wanted = Vec::new();
-        for unit in rest {
-            if wanted.len() < self.slots && !wanted.contains(unit) {
-                wanted.push(*unit);
-            }
-        }
-        wanted
+    /// Ends a pass and drops all its units, so that each pass begins with the same leases and needs the same memory.
+    ///
+    /// # Errors
+    /// `KernelError` if the device fails.
+    pub fn end_pass(&mut self, kernels: &Kernels) -> Result {
+        let Some(streamed) = &mut self.streamed else {
+            return Ok(());
+        };
+        (streamed.order, streamed.used) = (Rc::new([]), 0);
+        streamed.keep_only_wanted(kernels)
     }
 
-    /// As [`crate::Weights::use_unit`]; `resident` has the weights that stay on the device.
-    pub(crate) fn use_unit(
-        &mut self,
-        kernels: &Kernels,
-        mut resident: ResidentWeights,
-        unit: usize,
-    ) -> Result<bool, UnitError> {
-        if self.used > 0 && self.order[self.used - 1] == unit {
-            return Ok(false);
+    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way. It waits for
+    /// other ranks only where an update or a copy to the host waits for what they send, and then no longer than an exchange may take.
+    ///
+    /// # Errors
+    /// `KernelError` if the device fails. Nothing is left on the device then either.
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result {
+        match &mut self.streamed {
+            Some(streamed) if !streamed.units.is_empty() => {
+                let finished = finish_all(kernels);
+                streamed.units.abandon(streamed.gathers.is_some());
+                finished
+            }
+            _ => Ok(()),
         }
-        let next = self.order.get(self.used);
-        assert_eq!(next, Some(&unit), "units are used in the order of the pass");
-        self.used += 1;
-        if !self.units.has((unit, 0)) {
-            self.keep_only_wanted(kernels)?;
-            self.bring(kernels, &mut resident, unit)?;
-        }
-        kernels.wait(Queue::Compute, self.units.get((unit, 0)).came, CAME)?;
-        Ok(true)
     }
 
-    /// As [`crate::Weights::look_ahead`].
-    pub(crate) fn look_ahead(
-        &mut self,
-        kernels: &Kernels,
-        mut resident: ResidentWeights,
-    ) -> Result<(), UnitError> {
-        self.keep_only_wanted(kernels)?;
-        for unit in self.wanted() {
-            if !self.units.has((unit, 0)) {
-                self.bring(kernels, &mut resident, unit)?;
+    /// Leases room for the units that are not on the device, and starts fetching them.
+    fn bring(&mut self, kernels: &Kernels, wanted: &[usize]) -> Result<(), UnitError> {
+        let Weights {
+            resident,
+            streamed: Some(streamed),
+            gathered,
+            step_codes,
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
+        for unit in wanted {
+            if streamed.units.has((*unit, 0)) {
+                continue;
             }
+            if let Some(gathered) = gathered.as_mut().filter(|_| !streamed.only_updated) {
+                gathered.bring_shard(kernels, resident, *unit)?;
+            }
+            streamed.bring(kernels, (resident, step_codes.as_ref()), *unit)?;
         }
         Ok(())
     }
+}
 
-    pub(crate) fn end_pass(&mut self, kernels: &Kernels) -> Result {
-        (self.order, self.used) = (Rc::new([]), 0);
-        self.keep_only_wanted(kernels)
-    }
-
-    /// As [`crate::Weights::abandon`].
-    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result {
-        let finished = finish_all(kernels);
-        self.units.abandon(self.gathers.is_some());
-        finished
-    }
-
-    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result {
-        let wanted = match self.is_kept {
-            true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
-            false => self.wanted(),
-        };
-        self.units.keep_only(kernels, &wanted)
-    }
-
+impl StreamedWeights {
     /// Leases room for a unit and starts fetching it.
     fn bring(
         &mut self,
         kernels: &Kernels,
-        resident: &mut ResidentWeights,
+        (resident, codes): (&Arena, Option<&StepCodes>),
         unit: usize,
     ) -> Result<(), UnitError> {
         let only_updated = self.only_updated;
-        if let Some(gathered) = &mut resident.gathered
-            && !only_updated
-        {
-            gathered.bring_shard(kernels, resident.arena, unit)?;
-        }
         let whole = &self.layout.units()[unit];
         let own = match (self.gathers, only_updated) {
             (_, false) => whole.cover.clone(),
@@ -220,14 +275,14 @@ impl StreamedWeights {
             (Some((_, GatheredParts::Pieces)), true) => whole.trained.clone(),
             _ => own.clone(),
         };
-        let codes = resident.step_codes.filter(|_| !only_updated);
+        let codes = codes.filter(|_| !only_updated);
         let codes = codes.filter(|codes| codes.has_unit(&whole.cover));
-        let stored = self.units.host.as_ref().unwrap_or(resident.arena);
+        let stored = self.units.host.as_ref().unwrap_or(resident);
         let types = codes.map_or(stored, StepCodes::arena).types().clone();
         let (here, host) = self.units.lease((unit, 0), cover, types)?;
         let source = UnitSource {
             layout: &self.layout,
-            stored: host.unwrap_or(resident.arena),
+            stored: host.unwrap_or(resident),
             is_on_host: host.is_some(),
             codes,
         };

@@ -4,8 +4,8 @@ use crate::coded::{self, CodeBytes, Filling, set_code_bytes};
 use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::StepCodes;
 use crate::stream::host_bytes;
-use crate::streamed_weights::{CAME_TO_BE_UPDATED, ResidentWeights, StreamedWeights};
-use crate::{Ranks, UnitError, Zero};
+use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
+use crate::{Ranks, Zero};
 use kernels::{Kernels, Queue, Result};
 use memory::{
     Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
@@ -24,13 +24,13 @@ pub struct Weights {
     pub(crate) resident: Arena,
     pub(crate) streamed: Option<StreamedWeights>,
     /// What this rank keeps of bundles that other ranks update in part.
-    gathered: Option<GatheredWeights>,
+    pub(crate) gathered: Option<GatheredWeights>,
     /// Codes that are kept for a step.
     pub(crate) step_codes: Option<StepCodes>,
     /// The matrices of codes of which a part was set, by their index in the layout.
     filling: BTreeMap<usize, Filling>,
     /// The units that were used, if that is recorded.
-    record: Option<Vec<usize>>,
+    pub(crate) record: Option<Vec<usize>>,
 }
 
 impl Weights {
@@ -345,49 +345,6 @@ impl Weights {
         order
     }
 
-    /// Makes a unit the one that the computation uses from now on. It is fetched now if it was not fetched ahead.
-    /// Returns whether another unit was in use before.
-    ///
-    /// # Errors
-    /// [`UnitError`] if a lease is refused or the device fails.
-    ///
-    /// # Panics
-    /// If another unit comes next in the order of the pass.
-    pub fn use_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<bool, UnitError> {
-        if let Some(record) = &mut self.record
-            && record.last() != Some(&unit)
-        {
-            record.push(unit);
-        }
-        if let Some(gathered) = &mut self.gathered {
-            gathered.used(kernels, unit)?;
-        }
-        match self.streamed_and_resident() {
-            Some((streamed, resident)) => streamed.use_unit(kernels, resident, unit),
-            None => Ok(false),
-        }
-    }
-
-    fn streamed_and_resident(&mut self) -> Option<(&mut StreamedWeights, ResidentWeights<'_>)> {
-        let resident = ResidentWeights {
-            arena: &mut self.resident,
-            gathered: self.gathered.as_mut(),
-            step_codes: self.step_codes.as_ref(),
-        };
-        Some((self.streamed.as_mut()?, resident))
-    }
-
-    /// Drops units that are not used soon, and starts fetching the next ones, as far as there are slots.
-    ///
-    /// # Errors
-    /// As [`Weights::use_unit`].
-    pub fn look_ahead(&mut self, kernels: &Kernels) -> Result<(), UnitError> {
-        match self.streamed_and_resident() {
-            Some((streamed, resident)) => streamed.look_ahead(kernels, resident),
-            None => Ok(()),
-        }
-    }
-
     /// Makes `queue` wait until the elements of a part's unit that are to be updated have arrived.
     ///
     /// # Errors
@@ -417,16 +374,6 @@ impl Weights {
         }
     }
 
-    /// Gathers what other ranks updated of a unit that came to be updated, and sends it to the host, if every rank has all weights
-    /// there. This rank's updates of it must have been asked for.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or another rank fails.
-    pub fn gather_updated_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
-        let streamed = self.streamed.as_mut();
-        streamed.map_or(Ok(()), |streamed| streamed.gather_updated(kernels, unit))
-    }
-
     /// Gathers what other ranks updated of the weights that this rank keeps; shards of units may come in the next pass instead. The
     /// computation must already wait for this rank's updates.
     ///
@@ -447,27 +394,6 @@ impl Weights {
         match &mut self.gathered {
             Some(gathered) => gathered.wait_until_gathered(kernels, &mut self.resident),
             None => Ok(()),
-        }
-    }
-
-    /// Ends a pass and drops all its units, so that each pass begins with the same leases and needs the same memory.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails.
-    pub fn end_pass(&mut self, kernels: &Kernels) -> Result {
-        let streamed = self.streamed.as_mut();
-        streamed.map_or(Ok(()), |streamed| streamed.end_pass(kernels))
-    }
-
-    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way. It waits for
-    /// other ranks only where an update or a copy to the host waits for what they send, and then no longer than an exchange may take.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails. Nothing is left on the device then either.
-    pub fn abandon(&mut self, kernels: &Kernels) -> Result {
-        match &mut self.streamed {
-            Some(streamed) if !streamed.units.is_empty() => streamed.abandon(kernels),
-            _ => Ok(()),
         }
     }
 
