@@ -28,7 +28,7 @@ struct Attention {
     size_t threshold;
     const uint32_t *key;
     float kept_scale;
-    Cap cap;
+    ScoreCap cap;
 
     // Whether queries may see no key before a certain one.
     __device__ bool has_first_keys() const { return documents != nullptr || window < NO_WINDOW; }
@@ -220,7 +220,7 @@ __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const Onl
     }
 }
 
-template <int N> __device__ void cap_scores(float (&scores)[N][4], const Cap &cap) {
+template <int N> __device__ void cap_scores(float (&scores)[N][4], const ScoreCap &cap) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -378,7 +378,7 @@ __device__ void differentiate(float (&gradients)[N][4], const Attention &a, Prob
 // Gradients of capped scores become those of scores. Probabilities, as `find_probabilities` leaves them, tell the scores that they were
 // made of; of those that are 0 the gradients are, too.
 template <typename T, int N, typename Probability, typename Lse>
-__device__ void apply_slopes(float (&gradients)[N][4], const Cap &cap, Probability probability, Lse lse) {
+__device__ void apply_slopes(float (&gradients)[N][4], const ScoreCap &cap, Probability probability, Lse lse) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
