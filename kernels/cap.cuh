@@ -46,7 +46,7 @@ struct ScoreCap {
 
     __device__ bool is_given() const { return cap > 0.0f; }
     __device__ float of(float product) const { return cap * tanh_of(product * factor); }
-    // The derivative of the capped score with respect to the product. The backward pass finds the capped score from its probability, and
+    // The derivative of the capped score with respect to the product. Flash attention computes the capped score from its probability, so
     // rounding may place it beyond the cap: there the slope is 0, not negative.
     __device__ float slope(float capped) const { return cap * factor * fmaxf(slope_of_tanh(capped / cap), 0.0f); }
 };
