@@ -4,7 +4,8 @@
 
 use super::error::WeightsError;
 use super::wrapper::stored_name;
-use crate::parameters::{Parameter, Stored, TurnedAxis};
+use crate::parameters::Parameter;
+use crate::stored::{Stored, TurnedAxis};
 use files::{CHUNK_BYTES, Dtype, TensorParts, Tensors};
 use kernels::quantise::{BlockScale, MXFP4_EXPONENT_MAX, dequantise_block};
 use memory::{CodePlaces, Codes};
