@@ -59,7 +59,10 @@ pub(super) fn read(
 /// The keys of such a model.
 pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
-    json[ASSUMED.activation[0]] = json!(ASSUMED.activation[1]);
+    let [key, activation] = ASSUMED.activation;
+    json[key] = json!(activation);
+    // transformers does not read this one, but vLLM and SGLang refuse Gemma 2 if it is another.
+    json["hidden_act"] = json!(activation);
     let scalar = config.attention_multiplier.map(|one| one.powi(-2).round());
     // transformers takes whole numbers alone.
     json[SCALAR] = json!(scalar.map_or(config.head_dim, |scalar| scalar as usize));
