@@ -273,6 +273,7 @@ impl ModelConfig {
     pub fn check_blocks(&self) -> Result<(), ModelConfigError> {
         let (experts, latent) = (self.experts.is_some(), self.latent.is_some());
         let behind = self.norm_placement.is_behind();
+        let is_rotary = self.positions == PositionKind::Rotary;
         let has_no_gate = self.activation == ActivationFunction::GeluTanh;
         const GATED: &str = "swiglu, or another with a gate";
         let after_rms = [("activation", has_no_gate, GATED)];
@@ -292,6 +293,7 @@ impl ModelConfig {
             ("no_rope_layers", !self.no_rope_layers.is_empty(), "[]"),
             ("rotary_share", self.rotary_share != 1.0, "1"),
             ("kv_heads", self.kv_heads != self.heads, "model.heads"),
+            ("positions", !is_rotary, "rotary"),
         ];
         let mixture = mixture.into_iter().filter(|_| experts);
         let of_latents = of_latents.into_iter().filter(|_| latent);
