@@ -30,7 +30,7 @@ __device__ void attention_softmax(T *kept, float *lse, float *scores, const T *s
     float *own = scores + row * seq;
     if constexpr (CAPPED) {
         for (size_t key = threadIdx.x; key < visible; key += blockDim.x) {
-            own[key] = Cap{cap, 1.0f}.of(own[key]);
+            own[key] = ScoreCap{cap, 1.0f}.of(own[key]);
         }
         __syncthreads();
     }
@@ -108,8 +108,7 @@ __device__ void attention_softmax_backward(float *dp, float *row_sums, const T *
             const Pack own_scores = load(scores + row * seq, first, visible);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
-                const float share = tanh_of(own_scores.at[i]);
-                gradients.at[i] *= 1.0f - share * share;
+                gradients.at[i] *= slope_of_tanh(tanh_of(own_scores.at[i]));
             }
         }
         return gradients;

@@ -110,7 +110,7 @@ template <int PACKS, typename T> __device__ Part<PACKS> load_part(const T *row, 
 // A warp's share of the keys: every eighth block. `lanes` neighbouring lanes, a power of two, have the whole of a key.
 // Returns what lanes of the same columns have seen together.
 template <int PACKS, typename T>
-__device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, int lanes, float scale, const Cap &cap) {
+__device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, int lanes, float scale, const ScoreCap &cap) {
     const int together = WARP / lanes, own = lane / lanes, part = lane % lanes;
     const Part<PACKS> query = load_part<PACKS>(q, keys.k_dim, part, lanes);
     Seen<PACKS> seen;
@@ -149,7 +149,7 @@ __device__ Seen<PACKS> see(const T *q, const Keys<T> &keys, int warp, int lane, 
 // does the order of the sums. A lane has PACKS packs of a head.
 template <int PACKS, typename T>
 __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *v_cache, Places places, size_t kv_heads,
-                                 size_t k_dim, size_t v_dim, const T *sinks, size_t window, float scale, Cap cap) {
+                                 size_t k_dim, size_t v_dim, const T *sinks, size_t window, float scale, ScoreCap cap) {
     constexpr int WIDEST = PACKS * WARP * PACK;
     SHARED(float, largest, WARPS);
     SHARED(float, totals, WARPS);

@@ -1,4 +1,5 @@
-// Logits as they are, or capped: cap tanh(x / cap). The derivative is told by the capped logit.
+// Soft caps (Gemma 2 2024): x becomes cap tanh(x / cap), of logits and of attention scores. The slope, which is the derivative of that,
+// is computed from the capped value.
 #pragma once
 
 #include "kernel.cuh"
@@ -15,6 +16,10 @@ __device__ inline float tanh_of(float x) {
     return size < 0.625f ? near : x < 0.0f ? -far : far;
 }
 
+// The derivative of a tanh, from its value.
+__device__ inline float slope_of_tanh(float tanh) { return 1.0f - tanh * tanh; }
+
+// Logits without a cap.
 struct Uncapped {
     static constexpr bool CHANGES = false;
 
@@ -22,20 +27,18 @@ struct Uncapped {
     __device__ float slope(float) const { return 1.0f; }
 };
 
+// Logits with a cap.
 struct Capped {
     static constexpr bool CHANGES = true;
     float cap, inverse;
 
     __device__ explicit Capped(float cap) : cap(cap), inverse(1.0f / cap) {}
     __device__ float operator()(float x) const { return cap * tanh_of(x * inverse); }
-    __device__ float slope(float capped) const {
-        const float share = capped * inverse;
-        return 1.0f - share * share;
-    }
+    __device__ float slope(float capped) const { return slope_of_tanh(capped * inverse); }
 };
 
-// The soft cap on attention scores (Gemma 2 2024): a product of a query and a key becomes cap tanh(scale product / cap).
-struct Cap {
+// The cap of attention scores, with their scale: a product of a query and a key becomes cap tanh(scale product / cap).
+struct ScoreCap {
     // 0 where there is none.
     float cap;
     // The factor on products within the tanh.
@@ -43,9 +46,7 @@ struct Cap {
 
     __device__ bool is_given() const { return cap > 0.0f; }
     __device__ float of(float product) const { return cap * tanh_of(product * factor); }
-    // What the gradient of a capped score is multiplied by to become that of the product. Rounding may lead beyond the cap.
-    __device__ float slope(float capped) const {
-        const float share = capped / cap;
-        return cap * factor * fmaxf(1.0f - share * share, 0.0f);
-    }
+    // The derivative of the capped score with respect to the product. Flash attention computes the capped score from its probability, so
+    // rounding may place it beyond the cap: there the slope is 0, not negative.
+    __device__ float slope(float capped) const { return cap * factor * fmaxf(slope_of_tanh(capped / cap), 0.0f); }
 };

@@ -43,8 +43,8 @@ __device__ void cross_entropy(Cap cap, float *losses, T *logits, const int *targ
                     Pack values = widen(asked[ahead]);
 #pragma unroll
                     for (int i = 0; i < PACK; i++) {
-                        const float changed = cap(values.at[i]);
-                        values.at[i] = expf(changed - found.largest) * factor * cap.slope(changed);
+                        const float capped = cap(values.at[i]);
+                        values.at[i] = expf(capped - found.largest) * factor * cap.slope(capped);
                     }
                     store<WIDE>(own, at, vocabulary, values);
                 }

@@ -20,7 +20,7 @@ struct Attention {
     size_t seq, heads, kv_heads;
     // Widths of a head of queries and keys, and of one of values.
     size_t qk_dim, own_v_dim;
-    // The factor on scores, in place of which capped ones are 1.
+    // The factor on products of queries and keys. It is 1 where scores have a cap, which has a factor of its own.
     float scale;
     // A query sees as many keys at most, its own included: NO_WINDOW where all up to itself.
     int window;
@@ -28,7 +28,7 @@ struct Attention {
     size_t threshold;
     const uint32_t *key;
     float kept_scale;
-    Cap cap;
+    ScoreCap cap;
 
     // Whether queries may see no key before a certain one.
     __device__ bool has_first_keys() const { return documents != nullptr || window < NO_WINDOW; }
@@ -101,8 +101,8 @@ struct OnlineSoftmax {
     // Of this lane's columns alone.
     float sum[2] = {0.0f, 0.0f};
 
-    // Begins rows with a sink: a weight without a value, whose base the first scores replace if they are far above it. One of the lanes that
-    // share a row has it.
+    // Begins rows with a sink, which counts in the sum and has no value. It is the first base; larger scores replace it as in `weigh`. Four
+    // lanes share a row, so one of them alone adds the sink's weight to its sum.
     __device__ void begin(float sink, float scale, float factor) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -220,7 +220,7 @@ __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const Onl
     }
 }
 
-template <int N> __device__ void cap_scores(float (&scores)[N][4], const Cap &cap) {
+template <int N> __device__ void cap_scores(float (&scores)[N][4], const ScoreCap &cap) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -375,10 +375,10 @@ __device__ void differentiate(float (&gradients)[N][4], const Attention &a, Prob
     }
 }
 
-// Gradients of capped scores become those of scores. Probabilities, as `find_probabilities` leaves them, tell the scores that they were
-// made of; of those that are 0 the gradients are, too.
+// Multiplies gradients of capped scores by the cap's slope, so that they become gradients of products. The capped score is computed from the
+// probability, as `find_probabilities` leaves it, and from the row's logarithm. A probability of 0 has the score minus infinity and the slope 0.
 template <typename T, int N, typename Probability, typename Lse>
-__device__ void apply_slopes(float (&gradients)[N][4], const Cap &cap, Probability probability, Lse lse) {
+__device__ void apply_slopes(float (&gradients)[N][4], const ScoreCap &cap, Probability probability, Lse lse) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll

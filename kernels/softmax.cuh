@@ -11,7 +11,7 @@ struct Exponentials {
     float sum;
 };
 
-// Takes COUNT packs more of `n` elements, the first at `first`, `stride` apart. Each element is changed by `cap` first.
+// Takes COUNT packs more of `n` elements, the first at `first`, `stride` apart. `cap` is applied to each element first.
 template <int COUNT, bool WIDE, typename Cap, typename T>
 __device__ void take(Exponentials &taken, const T *x, size_t first, size_t stride, size_t n, Cap cap) {
     Pack values[COUNT];

@@ -263,16 +263,22 @@ impl ModelConfig {
             let checked = latent.check(self.head_dim);
             checked.map_err(ModelConfigError::Latent)?;
         }
-        self.check_beside_experts_and_latents()
+        self.check_blocks()
     }
 
-    /// Refuses what blocks with experts or latents do not compute.
-    fn check_beside_experts_and_latents(&self) -> Result<(), ModelConfigError> {
+    /// Refuses what no block computes: a layer without a gate outside of GPT-2, and features that blocks with experts or latents lack.
+    ///
+    /// # Errors
+    /// The first key that does not go with another, with what it should be.
+    pub fn check_blocks(&self) -> Result<(), ModelConfigError> {
         let (experts, latent) = (self.experts.is_some(), self.latent.is_some());
         let behind = self.norm_placement.is_behind();
+        let is_rotary = self.positions == PositionKind::Rotary;
         let has_no_gate = self.activation == ActivationFunction::GeluTanh;
+        const GATED: &str = "swiglu, or another with a gate";
+        let after_rms = [("activation", has_no_gate, GATED)];
         let mixture = [
-            ("activation", has_no_gate, "swiglu, or another with a gate"),
+            ("activation", has_no_gate, GATED),
             ("norm_placement", behind, "before"),
             ("residual_multiplier", self.residual_multiplier != 1.0, "1"),
         ];
@@ -287,11 +293,15 @@ impl ModelConfig {
             ("no_rope_layers", !self.no_rope_layers.is_empty(), "[]"),
             ("rotary_share", self.rotary_share != 1.0, "1"),
             ("kv_heads", self.kv_heads != self.heads, "model.heads"),
+            ("positions", !is_rotary, "rotary"),
         ];
         let mixture = mixture.into_iter().filter(|_| experts);
         let of_latents = of_latents.into_iter().filter(|_| latent);
+        let after_rms = after_rms.into_iter().filter(|_| self.norm == NormKind::Rms);
         let mixture = mixture.map(|rule| ("experts", rule));
-        let mut refused = mixture.chain(of_latents.map(|rule| ("latent", rule)));
+        let of_latents = of_latents.map(|rule| ("latent", rule));
+        let after_rms = after_rms.map(|rule| ("norm = \"rms\"", rule));
+        let mut refused = mixture.chain(of_latents).chain(after_rms);
         match refused.find(|(_, (_, is_there, _))| *is_there) {
             Some((beside, (key, _, instead))) => Err(ModelConfigError::NotBeside {
                 key,

@@ -97,7 +97,7 @@ pub enum ModelConfigError {
     /// Latent attention does not fit together.
     #[error("model.latent: {0}")]
     Latent(String),
-    /// A feature that blocks with experts or latents lack.
+    /// A feature that blocks beside another lack.
     #[error("model.{key} does not go with model.{beside}: set it to {instead}")]
     NotBeside {
         key: &'static str,

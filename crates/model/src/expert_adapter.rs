@@ -3,7 +3,8 @@
 
 use crate::adapter::{factor, initial_a, kept};
 use crate::lora::LinearModule;
-use crate::parameters::{Initial, ParameterId, PartParameters, Stored};
+use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::stored::Stored;
 use crate::{Activation, Pass, Result};
 use kernels::operation::{ExpertRows, GroupedGradient, GroupedMatmul};
 use memory::{Buffer, In, Out};

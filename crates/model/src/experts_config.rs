@@ -107,6 +107,26 @@ fn one_group() -> usize {
 }
 
 impl ExpertsConfig {
+    /// Experts in all layers, chosen by a softmax over all, with weights that add up to 1 (Mixtral): how many there are, how many a token
+    /// is sent to, and the width of one.
+    pub fn plain([count, chosen, ffn]: [usize; 3]) -> ExpertsConfig {
+        ExpertsConfig {
+            count,
+            chosen,
+            ffn,
+            shared_ffn: 0,
+            shared_gate: false,
+            dense_layers: Vec::new(),
+            score: ScoreKind::Softmax,
+            normed: true,
+            factor: 1.0,
+            groups: 1,
+            chosen_groups: 1,
+            biases: false,
+            choice_bias: false,
+        }
+    }
+
     /// The gate of shared experts, as a router with one expert: the weight is the sigmoid of its logit.
     pub(crate) const GATE: Routing = Routing {
         choices: 1,

@@ -62,6 +62,7 @@ mod sharing;
 mod stage;
 pub mod stages;
 mod statistics;
+mod stored;
 #[cfg(test)]
 mod test_model;
 mod tiles;
@@ -92,10 +93,7 @@ pub use label::{Label, Labels};
 pub use linear::Linear;
 pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
 pub use model::{Computation, Model};
-pub use parameters::{
-    ExpertFiles, FileTensor, Initial, Parameter, ParameterId, Parameters, PartParameters, Stored,
-    Transposition, TurnedAxis,
-};
+pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters};
 pub use pass::{Pass, Work};
 pub use patterns::NamePatterns;
 pub use policy::{
@@ -110,3 +108,4 @@ pub use saved::{HeldBlocks, SavedActivations};
 pub use sharing::SharingRanks;
 pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;
+pub use stored::{ExpertFiles, FileTensor, Stored, Transposition, TurnedAxis};

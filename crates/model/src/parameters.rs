@@ -3,6 +3,7 @@
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
+use crate::stored::{FileTensor, Stored, Transposition, parts};
 use crate::{Labels, NamePatterns};
 use memory::{Codes, DType, Layer, Layout, LayoutBuilder, Role};
 use std::sync::Arc;
@@ -45,102 +46,6 @@ pub enum Initial {
     Zero,
 }
 
-/// How Hugging Face's files store a parameter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stored {
-    /// Outputs by inputs, as the model uses it.
-    #[default]
-    AsUsed,
-    /// Inputs by outputs.
-    Transposed,
-    /// The matrices of several experts, each in tensors of its own.
-    ByExpert(ExpertFiles),
-    /// `[experts, outputs, inputs]`, the matrices of experts, as `[experts, inputs, outputs]` (gpt-oss).
-    ExpertsTransposed {
-        /// Whether gate and up alternate: output `2 i` of a file is gate's output `i`, and `2 i + 1` is up's. The model has gate's
-        /// outputs first, then up's.
-        is_interleaved: bool,
-    },
-    /// The vectors of experts, one after another, as `[experts, width]`. Outputs may alternate as those of matrices do.
-    ExpertVectors {
-        /// How many experts there are.
-        experts: usize,
-        /// Whether gate and up alternate.
-        is_interleaved: bool,
-    },
-    /// `[experts, rank, inputs]`, the factors A of experts, as `[experts rank, inputs]`.
-    ExpertsInRows,
-    /// `[experts, outputs, rank]`, the factors B of experts, as `[outputs, rank x experts]`: column
-    /// `r * experts + e` is rank `r` of expert `e`. Outputs alternate if those of the experts' matrices do.
-    ExpertsInColumns {
-        /// Whether gate and up alternate.
-        is_interleaved: bool,
-    },
-}
-
-/// An axis of x y z indices. Memory has them in the order `[x, y, z]`, files as `[y, x, z]`. `[1, n, 1]` has the same order in both.
-pub type TurnedAxis = [usize; 3];
-
-/// How files order a parameter: each of several matrices `[rows, columns]` is `[columns, rows]` there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transposition {
-    /// The number of matrices, one after another.
-    pub matrices: usize,
-    /// Rows in memory.
-    pub rows: TurnedAxis,
-    /// Columns in memory.
-    pub columns: TurnedAxis,
-}
-
-impl Transposition {
-    /// Of matrices, or vectors as matrices, whose axes have the same order in files.
-    pub(crate) fn of(matrices: usize, rows: usize, columns: usize) -> Transposition {
-        Transposition {
-            matrices,
-            rows: [1, rows, 1],
-            columns: [1, columns, 1],
-        }
-    }
-
-    /// How memory orders what is in files.
-    pub fn reversed(self) -> Transposition {
-        let swapped = |[x, y, z]: TurnedAxis| [y, x, z];
-        Transposition {
-            matrices: self.matrices,
-            rows: swapped(self.columns),
-            columns: swapped(self.rows),
-        }
-    }
-}
-
-/// 2 if gate and up alternate in files, else 1.
-fn parts(is_interleaved: bool) -> usize {
-    1 + usize::from(is_interleaved)
-}
-
-/// How files name the matrices of experts, which a model has as one parameter `[experts, outputs, inputs]`: the tensor
-/// `module.experts.N.part.weight` has some of the outputs of expert N, as many as those of the other parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertFiles {
-    /// The end of the parameter's name that `module.experts.N.part.weight` replaces.
-    pub end: &'static str,
-    /// The name of the module.
-    pub module: &'static str,
-    /// The parts of an expert, in the order of their outputs.
-    pub parts: &'static [&'static str],
-}
-
-/// A tensor of a file, and which elements of its parameter it has.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FileTensor {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// The place of its first element in the parameter.
-    pub first: usize,
-}
-
 /// A parameter.
 #[derive(Clone, Debug)]
 pub struct Parameter {
@@ -176,52 +81,12 @@ impl Parameter {
 
     /// Its shape in files, if it is one tensor there.
     pub fn stored_shape(&self) -> Vec<usize> {
-        match (self.stored, &self.shape[..]) {
-            (Stored::Transposed, sizes) => sizes.iter().rev().copied().collect(),
-            (Stored::ExpertsTransposed { .. }, [experts, outputs, inputs]) => {
-                vec![*experts, *inputs, *outputs]
-            }
-            (Stored::ExpertVectors { experts, .. }, [elements]) => {
-                vec![experts, elements / experts]
-            }
-            (Stored::ExpertsInRows, [experts, rank, inputs]) => vec![experts * rank, *inputs],
-            (Stored::ExpertsInColumns { .. }, [experts, outputs, rank]) => {
-                vec![*outputs, rank * experts]
-            }
-            _ => self.shape.clone(),
-        }
+        self.stored.shape(&self.shape)
     }
 
     /// How files order its elements; none if they do as memory does.
     pub fn turned(&self) -> Option<Transposition> {
-        let in_parts = |outputs: usize, is_interleaved| {
-            let parts = parts(is_interleaved);
-            [parts, outputs / parts, 1]
-        };
-        match (self.stored, &self.shape[..]) {
-            (Stored::Transposed, &[rows, columns]) => Some(Transposition::of(1, rows, columns)),
-            (Stored::ExpertsTransposed { is_interleaved }, &[experts, outputs, inputs]) => {
-                Some(Transposition {
-                    rows: in_parts(outputs, is_interleaved),
-                    ..Transposition::of(experts, outputs, inputs)
-                })
-            }
-            (
-                Stored::ExpertVectors {
-                    experts,
-                    is_interleaved: true,
-                },
-                &[elements],
-            ) => Some(Transposition::of(experts, 2, elements / experts / 2)),
-            (Stored::ExpertsInColumns { is_interleaved }, &[experts, outputs, rank]) => {
-                let [parts, of_part, _] = in_parts(outputs, is_interleaved);
-                Some(Transposition {
-                    columns: [parts, of_part, rank],
-                    ..Transposition::of(1, experts, outputs * rank)
-                })
-            }
-            _ => None,
-        }
+        self.stored.turned(&self.shape)
     }
 
     /// The parameter as one tensor of a file.
@@ -235,27 +100,10 @@ impl Parameter {
 
     /// The tensors that files have in its place, in the order of their elements.
     pub fn file_tensors(&self) -> Vec<FileTensor> {
-        let Stored::ByExpert(files) = self.stored else {
-            return vec![self.as_one_tensor()];
-        };
-        let &[experts, outputs, inputs] = &self.shape[..] else {
-            unreachable!("experts are declared with three sizes");
-        };
-        let name = self.name.strip_suffix(files.end);
-        let name = name.expect("experts are declared under a name with this end");
-        let of_part = outputs / files.parts.len();
-        let numbered = (0..experts).flat_map(|expert| {
-            let parts = files.parts.iter();
-            parts.map(move |part| (expert, part))
-        });
-        numbered
-            .enumerate()
-            .map(|(number, (expert, part))| FileTensor {
-                name: format!("{name}{}.experts.{expert}.{part}.weight", files.module),
-                shape: vec![of_part, inputs],
-                first: number * of_part * inputs,
-            })
-            .collect()
+        match self.stored {
+            Stored::ByExpert(files) => files.tensors(&self.name, &self.shape),
+            _ => vec![self.as_one_tensor()],
+        }
     }
 
     /// Its elements.

@@ -308,6 +308,7 @@ fn sizes(config: &Config) -> Result {
     let mut largest = widths.map(product).into_iter().fold(0.0, f64::max);
     if largest <= MOST_ELEMENTS {
         model.check_extent()?;
+        model.check_blocks()?;
         // One block for each run of equal blocks.
         let blocks = model.blocks();
         let runs: Vec<_> = blocks.chunk_by(Rc::ptr_eq).collect();

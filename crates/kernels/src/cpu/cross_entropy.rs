@@ -5,13 +5,16 @@ use super::simd::{CHUNK, Real, exp, lane_max, lane_sum, tanh, vectorized};
 use crate::operation::{CrossEntropy, SoftCap};
 use rayon::prelude::*;
 
-/// What logits are changed by first. The derivative is told by the changed logit.
+/// A cap on logits, or none. Cross-entropy applies it before the softmax.
 trait Cap: Copy + Sync {
+    /// Whether it changes logits at all.
     const CHANGES: bool;
 
+    /// The capped logit.
     fn of(self, logit: f32) -> f32;
 
-    fn slope(self, changed: f32) -> f32;
+    /// The derivative of the capped logit with respect to the logit.
+    fn slope(self, capped: f32) -> f32;
 }
 
 #[derive(Clone, Copy)]
@@ -26,7 +29,7 @@ impl Cap for Uncapped {
     }
 
     #[inline(always)]
-    fn slope(self, _changed: f32) -> f32 {
+    fn slope(self, _capped: f32) -> f32 {
         1.0
     }
 }
@@ -44,8 +47,8 @@ impl Cap for Capped {
     }
 
     #[inline(always)]
-    fn slope(self, changed: f32) -> f32 {
-        let share = changed / self.0;
+    fn slope(self, capped: f32) -> f32 {
+        let share = capped / self.0;
         1.0 - share * share
     }
 }
@@ -108,8 +111,8 @@ vectorized! {
             *logit = T::narrow(if in_place {
                 value * factor
             } else {
-                let changed = cap.of(value);
-                exp(changed - largest) * factor * cap.slope(changed)
+                let capped = cap.of(value);
+                exp(capped - largest) * factor * cap.slope(capped)
             });
         }
         logits[target] = T::narrow((exp(at_target) * factor - scale) * cap.slope(of_target));

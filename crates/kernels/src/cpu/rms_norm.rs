@@ -7,7 +7,7 @@ use super::{overwrites, part, shared};
 use crate::operation::{RmsNorm, RmsNormBackward};
 use rayon::prelude::*;
 
-/// What is added to weights. It keeps the bits of each where nothing is: 0 + -0 would be 0.
+/// The number added to each weight: 1 for `plus_one`, otherwise -0, because adding 0 would turn a weight of -0 into 0.
 fn added_to_weights(plus_one: bool) -> f32 {
     if plus_one { 1.0 } else { -0.0 }
 }

@@ -31,7 +31,7 @@ pub(crate) fn gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
     }
 }
 
-/// What the backward pass keeps of a sequence: gradients of scores with sums of dk and dv, and scores if they have a cap.
+/// The scratch of the backward pass for one sequence: gradients of scores with sums of dk and dv, then scores if they have a cap.
 fn backward_parts(shape: AttentionShape, dtype: DType) -> [usize; 2] {
     let gradients = scores(shape).next_multiple_of(64) + gradient_sums(shape, dtype);
     match shape.cap {
@@ -40,12 +40,13 @@ fn backward_parts(shape: AttentionShape, dtype: DType) -> [usize; 2] {
     }
 }
 
-/// All of it.
+/// The sum of [`backward_parts`].
 pub(crate) fn backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
     backward_parts(shape, dtype).iter().sum()
 }
 
-/// What kernels are told of scores: the factor on them, capped or not; the cap, 0 if there is none; and the factor within it.
+/// The scale and the cap as arguments of flash and cached attention: the factor on scores before the softmax, which is 1 if they are capped;
+/// the cap, or 0 if there is none; and the factor on products of queries and keys inside the cap's tanh.
 pub(super) fn score_arguments(shape: AttentionShape) -> [Argument; 3] {
     match shape.cap.map(Positive::get) {
         Some(cap) => arguments![1.0, cap, shape.scale() / cap],
@@ -53,7 +54,7 @@ pub(super) fn score_arguments(shape: AttentionShape) -> [Argument; 3] {
     }
 }
 
-/// The factor on products of queries and keys: with a cap, that of what its tanh is taken of.
+/// The factor on products of queries and keys. With a cap it includes the division by it, so the product is the tanh's argument.
 fn score_factor(shape: AttentionShape) -> f32 {
     shape.scale() / shape.cap.map_or(1.0, Positive::get)
 }
@@ -163,6 +164,12 @@ fn statistics(tensor: Option<*const u8>, shape: AttentionShape, sequence: usize)
     })
 }
 
+/// The stored probabilities of a sequence.
+fn sequence_probs(probs: &In, shape: AttentionShape, sequence: usize) -> Argument {
+    let first = sequence * scores(shape);
+    Argument::Pointer(offset(probs.pointer(), probs.dtype(), first))
+}
+
 fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Member> {
     (0..shape.group()).map(move |member| Member {
         shape,
@@ -171,24 +178,36 @@ fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Membe
     })
 }
 
+/// The scores of a sequence in f32, before a cap and the softmax.
+fn find_scores<D: Driver>(
+    cuda: &Cuda<D>,
+    scratch: &Out,
+    [q, k]: [&In; 2],
+    (shape, sequence): (AttentionShape, usize),
+) -> Result {
+    let (seq, dim) = (shape.seq, shape.qk_head_dim);
+    for member in members(shape, sequence) {
+        let queries = member.of_queries(q.pointer(), q.dtype(), dim);
+        let keys = member.of_keys(k.pointer(), k.dtype(), dim);
+        let scores = member.scores(scratch, DType::F32);
+        cuda.gemm(&Gemm {
+            alpha: score_factor(shape),
+            ..member.product([seq, dim, seq], queries, keys.t(), scores)
+        })?;
+    }
+    Ok(())
+}
+
 pub(super) fn attention<D: Driver>(cuda: &Cuda<D>, op: Attention) -> Result {
     let (shape, dtype) = (op.shape, op.q.dtype());
-    let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
+    let (seq, v_dim) = (shape.seq, shape.v_head_dim);
     let kernel = match shape.cap {
         None => kernel!("attention", "attention_softmax", dtype),
         Some(_) => kernel!("attention", "attention_softmax_capped", dtype),
     };
     let cap = shape.cap.map_or(0.0, Positive::get);
     for sequence in 0..shape.batch {
-        for member in members(shape, sequence) {
-            let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
-            let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
-            let scores = member.scores(&op.scratch, DType::F32);
-            cuda.gemm(&Gemm {
-                alpha: score_factor(shape),
-                ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
-            })?;
-        }
+        find_scores(cuda, &op.scratch, [&op.q, &op.k], (shape, sequence))?;
         let kept = op.probs.as_ref().map_or(std::ptr::null(), |probs| {
             offset(probs.pointer(), dtype, sequence * scores(shape))
         });
@@ -210,56 +229,59 @@ pub(super) fn attention<D: Driver>(cuda: &Cuda<D>, op: Attention) -> Result {
     Ok(())
 }
 
+/// The scratch of the backward pass, in f32.
+struct BackwardScratch<'a> {
+    /// Of one sequence: gradients of probabilities, which those of scores replace, and sums of dk and dv behind them.
+    gradients: Out<'a>,
+    /// Of one sequence: its scores, if they have a cap.
+    scores: Out<'a>,
+    /// Of all sequences: the sums of dout * out of each row, if sinks have a gradient.
+    row_sums: Option<Out<'a>>,
+}
+
+impl<'a> BackwardScratch<'a> {
+    fn new(
+        scratch: Out<'a>,
+        (shape, dtype): (AttentionShape, DType),
+        sums_rows: bool,
+    ) -> BackwardScratch<'a> {
+        let [gradients, scores] = backward_parts(shape, dtype);
+        let (gradients, rest) = scratch.split_at(gradients);
+        let (scores, row_sums) = rest.split_at(scores);
+        BackwardScratch {
+            gradients,
+            scores,
+            row_sums: sums_rows.then_some(row_sums),
+        }
+    }
+}
+
 pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackward) -> Result {
     let dropout = op.dropout.and_then(Dropout::effective);
     let (shape, dtype) = (op.shape, op.q.dtype());
     let (seq, [qk_dim, v_dim]) = (shape.seq, shape.head_dims());
     let drop = kernel!("attention", "attention_drop", dtype);
-    let kernel = match shape.cap {
-        None => kernel!("attention", "attention_softmax_backward", dtype),
-        Some(_) => kernel!("attention", "attention_softmax_backward_capped", dtype),
-    };
-    let [gradients, of_cap] = backward_parts(shape, dtype);
-    let (scratch, rest) = op.scratch.split_at(gradients);
-    let (capped, row_sums) = rest.split_at(of_cap);
-    let sums_at = op.dsinks.as_ref().map(|_| row_sums.as_in().pointer());
+    let scratch = BackwardScratch::new(op.scratch, (shape, dtype), op.dsinks.is_some());
     for sequence in 0..shape.batch {
-        let sums = GradientSums::new(shape, sequence, &scratch, [&op.dk, &op.dv]);
-        let probs_at = offset(op.probs.pointer(), dtype, sequence * scores(shape));
-        let probs = Argument::Pointer(probs_at);
+        let sums = GradientSums::new(shape, sequence, &scratch.gradients, [&op.dk, &op.dv]);
         if dropout.is_some() {
-            let tensors = arguments![&scratch, probs];
+            let probs = sequence_probs(&op.probs, shape, sequence);
+            let tensors = arguments![&scratch.gradients, probs];
             launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
         }
         for member in members(shape, sequence) {
             let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
             let weights = match dropout {
-                Some(_) => member.scores(&scratch, dtype),
+                Some(_) => member.scores(&scratch.gradients, dtype),
                 None => member.probs(&op.probs),
             };
             let [_, dv] = sums.matrices(member);
             cuda.gemm(&member.sum([seq, seq, v_dim], weights.t(), gradients, dv))?;
         }
+        let operands = [&op.q, &op.k, &op.v, &op.dout, &op.probs];
+        score_gradients(cuda, &scratch, operands, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
-            let gradients = member.of_queries(op.dout.pointer(), dtype, v_dim);
-            let values = member.of_keys(op.v.pointer(), dtype, v_dim);
-            let scores = member.scores(&scratch, DType::F32);
-            cuda.gemm(&member.product([seq, v_dim, seq], gradients, values.t(), scores))?;
-        }
-        for member in members(shape, sequence).filter(|_| shape.cap.is_some()) {
-            let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
-            let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
-            let scores = member.scores(&capped, DType::F32);
-            cuda.gemm(&Gemm {
-                alpha: score_factor(shape),
-                ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
-            })?;
-        }
-        let row_sums = statistics(sums_at, shape, sequence);
-        let tensors = arguments![&scratch, row_sums, probs, &capped];
-        launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)?;
-        for member in members(shape, sequence) {
-            let scores = member.scores(&scratch, dtype);
+            let scores = member.scores(&scratch.gradients, dtype);
             let queries = member.of_queries(op.q.pointer(), dtype, qk_dim);
             let keys = member.of_keys(op.k.pointer(), dtype, qk_dim);
             let dq = member.of_queries(op.dq.pointer(), dtype, qk_dim);
@@ -276,13 +298,43 @@ pub(super) fn attention_backward<D: Driver>(cuda: &Cuda<D>, op: AttentionBackwar
         }
         sums.round(cuda)?;
     }
-    match (&op.dsinks, &op.sinks, &op.lse) {
-        (Some(dsinks), Some(sinks), Some(lse)) => {
+    match (&op.dsinks, &op.sinks, &op.lse, &scratch.row_sums) {
+        (Some(dsinks), Some(sinks), Some(lse), Some(row_sums)) => {
             let gradient = (dsinks, &op.dsinks_init);
             sink_gradient(cuda, gradient, [sinks, lse, &row_sums.as_in()], shape)
         }
         _ => Ok(()),
     }
+}
+
+/// Leaves the gradients of a sequence's scores in the scratch, and the sums of their rows, if there is a place for them.
+fn score_gradients<D: Driver>(
+    cuda: &Cuda<D>,
+    scratch: &BackwardScratch,
+    [q, k, v, dout, probs]: [&In; 5],
+    (shape, sequence): (AttentionShape, usize),
+    dropout: Option<Dropout>,
+) -> Result {
+    let (seq, v_dim, dtype) = (shape.seq, shape.v_head_dim, q.dtype());
+    let kernel = match shape.cap {
+        None => kernel!("attention", "attention_softmax_backward", dtype),
+        Some(_) => kernel!("attention", "attention_softmax_backward_capped", dtype),
+    };
+    for member in members(shape, sequence) {
+        let gradients = member.of_queries(dout.pointer(), dtype, v_dim);
+        let values = member.of_keys(v.pointer(), dtype, v_dim);
+        let scores = member.scores(&scratch.gradients, DType::F32);
+        cuda.gemm(&member.product([seq, v_dim, seq], gradients, values.t(), scores))?;
+    }
+    if shape.cap.is_some() {
+        find_scores(cuda, &scratch.scores, [q, k], (shape, sequence))?;
+    }
+    let row_sums = scratch.row_sums.as_ref();
+    let row_sums = row_sums.map(|sums| sums.as_in().pointer());
+    let row_sums = statistics(row_sums, shape, sequence);
+    let probs = sequence_probs(probs, shape, sequence);
+    let tensors = arguments![&scratch.gradients, row_sums, probs, &scratch.scores];
+    launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)
 }
 
 /// Launches a kernel on the rows of a sequence's scores. Elements count from the first of all sequences, as

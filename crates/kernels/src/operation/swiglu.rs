@@ -6,7 +6,7 @@ use super::declaration::operation;
 use super::output_form::OutputForm;
 use memory::{In, Out};
 
-/// What comes of an element of gate, g, and one of up, u.
+/// The function of an element of gate, g, and the same element of up, u.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GateFunction {
     /// `silu(g) u`: SwiGLU.

@@ -69,7 +69,7 @@ impl Combine {
         ])
     }
 
-    /// What biases add to a choice's row.
+    /// The bias of a choice's expert times the choice's weight: the term that `SumRows` adds to the choice's row.
     fn added(&self, choice: usize) -> Vec<f64> {
         let [bias, ids, weights] = self.biases().unwrap().map(|host| host.values());
         let bias = &bias[ids[choice] as usize * self.width..][..self.width];

@@ -21,7 +21,7 @@ pub struct Sinks {
     pub gradient: Option<(DType, Start)>,
 }
 
-/// What a device has of them: the sinks, and their gradient.
+/// Sinks on a device, and the tensor that their gradient is written to.
 pub struct PlacedSinks {
     sinks: Tensor,
     gradient: Option<(Tensor, Start)>,

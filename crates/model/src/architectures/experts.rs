@@ -1,11 +1,12 @@
 //! The stages of experts in a block.
 
 use crate::hugging_face::{ExpertNames, ExpertTensors};
-use crate::parameters::{ExpertFiles, Initial, ParameterId, PartParameters, Stored};
+use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stages::{
     ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp, NormStage, Projection,
     ResidualProjection, RouterChoice, RouterTables,
 };
+use crate::stored::{ExpertFiles, Stored};
 use crate::{Activation, ExpertsConfig, Family, Linear, ModelConfig, Stage};
 use kernels::operation::GateFunction;
 

@@ -1,10 +1,11 @@
 //! GPT-2: LayerNorm, learned positions, GELU, biases everywhere, dropout, a tied head.
 
-use crate::parameters::{Parameters, PartParameters, Stored};
+use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{
     Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
     ResidualProjection,
 };
+use crate::stored::Stored;
 use crate::{
     Activation, Architecture, Block, BlockSpec, DropoutSite, Fp8Layer, Labels, Linear, ModelConfig,
     SharingRanks, Stage,

@@ -4,7 +4,8 @@
 use super::error::WeightsError;
 use super::weights::read_turned;
 use crate::lora::{AdapterTarget, LinearModule, Lora, LoraInit, OF_EXPERTS};
-use crate::parameters::{Parameter, Parameters, Stored};
+use crate::parameters::{Parameter, Parameters};
+use crate::stored::Stored;
 use files::{Dtype, Tensors, in_chunks, unique_json, widen};
 use indexmap::IndexMap;
 use memory::{Cover, Layout};

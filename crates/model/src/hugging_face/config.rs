@@ -131,6 +131,19 @@ mod tests {
         assert_eq!(biases(mlp), [false, false, true]);
     }
 
+    /// vLLM and SGLang refuse Gemma 2 if the two differ.
+    #[test]
+    fn both_keys_of_gemma_have_its_activation() {
+        for family in ["gemma2", "gemma3_text"] {
+            let text = with(&format!("\"model_type\": \"{family}\""));
+            let written = read(&text).to_hf(64, DType::F32);
+            for key in ["hidden_act", "hidden_activation"] {
+                let named = format!("\"{key}\": \"gelu_pytorch_tanh\"");
+                assert!(written.contains(&named), "{written}");
+            }
+        }
+    }
+
     /// What transformers reads for models of three layers.
     #[test]
     fn windows_are_those_of_the_family() {

@@ -67,6 +67,18 @@ impl<'a> Keys<'a> {
         number(self.0, key)
     }
 
+    /// The same, where a class has a value of its own for a missing key, which null replaces by none.
+    pub(super) fn optional_number_or(
+        &self,
+        key: &'static str,
+        assumed: Option<f64>,
+    ) -> Result<Option<f64>, HfConfigError> {
+        match self.is_missing(key) {
+            true => Ok(assumed),
+            false => self.optional_number(key),
+        }
+    }
+
     /// A whole number.
     pub(super) fn size(&self, key: &'static str) -> Result<usize, HfConfigError> {
         let size = self.get(key).as_u64().map(|size| size as usize);
@@ -78,6 +90,18 @@ impl<'a> Keys<'a> {
         match self.is_null(key) {
             true => Ok(None),
             false => self.size(key).map(Some),
+        }
+    }
+
+    /// The same, where a class has a value of its own for a missing key, which null replaces by none.
+    pub(super) fn optional_size_or(
+        &self,
+        key: &'static str,
+        assumed: Option<usize>,
+    ) -> Result<Option<usize>, HfConfigError> {
+        match self.is_missing(key) {
+            true => Ok(assumed),
+            false => self.optional_size(key),
         }
     }
 

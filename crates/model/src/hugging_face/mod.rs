@@ -19,7 +19,8 @@ mod weights;
 mod wrapper;
 mod write;
 
-use crate::parameters::{Parameter, Parameters, Transposition};
+use crate::parameters::{Parameter, Parameters};
+use crate::stored::Transposition;
 use files::CHUNK_BYTES;
 use turned::Turned;
 

@@ -4,7 +4,8 @@
 
 use super::error::WeightsError;
 use super::wrapper::stored_name;
-use crate::parameters::{Parameter, Stored, TurnedAxis};
+use crate::parameters::Parameter;
+use crate::stored::{Stored, TurnedAxis};
 use files::{CHUNK_BYTES, Dtype, TensorParts, Tensors};
 use kernels::quantise::{BlockScale, MXFP4_EXPONENT_MAX, dequantise_block};
 use memory::{CodePlaces, Codes};
@@ -57,12 +58,18 @@ impl Mxfp4Tensor {
         let [codes, exponents] = [&[of_row, Codes::MXFP4_BLOCK / 2][..], &[of_row]];
         for (name, of_row) in [(&found.blocks, codes), (&found.scales, exponents)] {
             let shape = [&rows, of_row].concat();
-            let is_it = |tensor: &TensorParts| (tensor.dtype, tensor.shape) == (Dtype::U8, &shape);
-            if !tensors.get(name).is_some_and(|tensor| is_it(&tensor)) {
+            let Some(TensorParts {
+                dtype, shape: has, ..
+            }) = tensors.get(name)
+            else {
                 let problem = format!(
-                    "is in MXFP4, and `{name}` is missing or is no U8 of {shape:?}, as the model needs it"
+                    "has codes in MXFP4, and their exponents, `{name}`, are missing; fetch the folder again"
                 );
                 return Err((found.blocks.clone(), problem));
+            };
+            if (dtype, has) != (Dtype::U8, &shape[..]) {
+                let problem = format!("is {dtype:?} of {has:?}; the model needs U8 of {shape:?}");
+                return Err((name.clone(), problem));
             }
         }
         Ok(Some(found))

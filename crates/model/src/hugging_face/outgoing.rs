@@ -1,7 +1,8 @@
 //! Weights on their way from arenas into files.
 
 use super::turned::Turned;
-use crate::parameters::{FileTensor, Parameter, Parameters, Transposition};
+use crate::parameters::{Parameter, Parameters};
+use crate::stored::{FileTensor, Transposition};
 use files::{TensorSource, TensorSpec, host_room, in_chunks};
 use memory::DType;
 use std::borrow::Cow;

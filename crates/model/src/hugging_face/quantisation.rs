@@ -6,7 +6,7 @@ use files::unique_json;
 use memory::Codes;
 use serde_json::{Value, json};
 
-/// How the matrices of a folder's linear layers are stored, if as codes, or in MXFP4 those of its experts.
+/// How a folder stores quantised matrices: as codes those of its linear layers, or in MXFP4 those of its experts alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantisation {
     /// How they are stored.

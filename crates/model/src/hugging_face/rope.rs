@@ -80,6 +80,15 @@ pub(super) fn read(keys: &Keys, assumed: &AssumedRope) -> Result<Rope, HfConfigE
     })
 }
 
+/// A copy of a file's keys, with this rotary embedding if the file has none.
+pub(super) fn with_assumed(keys: &Keys, assumed: Value) -> Result<Value, HfConfigError> {
+    let mut json = keys.0.clone();
+    if parameters(keys.0)?.1.is_null() {
+        json["rope_parameters"] = assumed;
+    }
+    Ok(json)
+}
+
 /// A number that must stand with the parameters of the rotary embedding.
 pub(super) fn required(keys: &Keys, key: &'static str) -> Result<f64, HfConfigError> {
     let number = number(parameters(keys.0)?.1, key)?;

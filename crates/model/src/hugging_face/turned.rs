@@ -1,6 +1,6 @@
 //! Transposes matrices on their way from and to files, in parts of bounded size.
 
-use crate::parameters::{Transposition, TurnedAxis};
+use crate::stored::{Transposition, TurnedAxis};
 use std::borrow::Cow;
 use std::ops::Range;
 

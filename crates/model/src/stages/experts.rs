@@ -5,8 +5,9 @@ use super::{RouterChoice, RouterTables};
 use crate::activation::Dimension;
 use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
 use crate::matrix::matrix;
-use crate::parameters::{ParameterId, PartParameters, Stored};
+use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
+use crate::stored::Stored;
 use crate::{Activation, Extent, Label, Linear, Pass, Result};
 use kernels::Init;
 use kernels::operation::{
@@ -265,6 +266,12 @@ impl ExpertActivation {
         [self.input].into_iter().chain(read).collect()
     }
 
+    /// The numbers of the chosen experts, if they have biases.
+    fn ids(&self, pass: &mut Pass) -> Result<Option<Pulled>> {
+        let ids = self.bias.map(|_| pass.pull(RouterChoice::IDS));
+        ids.transpose()
+    }
+
     /// The bias of gate and up, by the chosen experts.
     fn bias_of<'p>(&self, pass: &'p Pass, ids: Option<&'p Buffer>) -> Option<ExpertBias<'p>> {
         let width = 2 * self.width;
@@ -340,10 +347,7 @@ impl Stage for ExpertActivation {
     fn forward(&self, pass: &mut Pass) -> Result {
         let gate_up = pass.pull(self.input)?;
         let weights = pulled(pass, self.weights)?;
-        let ids = self
-            .bias
-            .map(|_| pass.pull(RouterChoice::IDS))
-            .transpose()?;
+        let ids = self.ids(pass)?;
         let mut act = pass.output(self.output)?;
         if let Some(act) = &mut act {
             let (act, gate_up) = (act.view_mut(), gate_up.view());
@@ -371,10 +375,7 @@ impl Stage for ExpertActivation {
     fn backward(&self, pass: &mut Pass) -> Result {
         let dact = pass.gradient(self.output);
         let weights = pulled(pass, self.weights)?;
-        let ids = self
-            .bias
-            .map(|_| pass.pull(RouterChoice::IDS))
-            .transpose()?;
+        let ids = self.ids(pass)?;
         let mut gate_up = pass.take(self.input)?;
         match &weights {
             None => pass.kernels().run(GatedActivationBackward {

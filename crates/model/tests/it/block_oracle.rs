@@ -440,19 +440,8 @@ fn with_sinks_and_biases_of_experts_as_gpt_oss() {
         swiglu_alpha: 1.3,
         swiglu_limit: 0.3,
         experts: Some(ExpertsConfig {
-            count: 5,
-            chosen: 2,
-            ffn: 14,
-            shared_ffn: 0,
-            shared_gate: false,
-            dense_layers: Vec::new(),
-            score: ScoreKind::Softmax,
-            normed: true,
-            factor: 1.0,
-            groups: 1,
-            chosen_groups: 1,
             biases: true,
-            choice_bias: false,
+            ..ExpertsConfig::plain([5, 2, 14])
         }),
         ..plain()
     };
@@ -567,21 +556,7 @@ fn with_weights_side_by_side_and_biases_apart() {
 
 /// Mixtral's: the weights of the chosen add up to 1, every layer has experts.
 fn experts() -> ExpertsConfig {
-    ExpertsConfig {
-        count: 4,
-        chosen: 2,
-        ffn: 25,
-        shared_ffn: 0,
-        shared_gate: false,
-        dense_layers: Vec::new(),
-        score: ScoreKind::Softmax,
-        normed: true,
-        factor: 1.0,
-        groups: 1,
-        chosen_groups: 1,
-        biases: false,
-        choice_bias: false,
-    }
+    ExpertsConfig::plain([4, 2, 25])
 }
 
 #[test]

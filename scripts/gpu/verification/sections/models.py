@@ -10,11 +10,18 @@ NEAR, NEAR_FP8 = 1e-4, 5e-3
 SMALL = ["--config", "tiny", "--micro-batch", 4, "--accum", 2]
 GPT2 = ["--config", "gpt2", "--seq", 64, "--micro-batch", 2, "--set", "model.layers=2"]
 HOST = ["--offload-parameters", "pinned", "--offload-gradients", "pinned"]
+GEMMA2 = [*SMALL, "--seq", 256, *(word for key in ("norm_placement=both", "zero_centered_norm=true", "activation=geglu_tanh", "scale_embedding=true",
+                                                   "attn_logit_softcapping=50", "final_logit_softcapping=30") for word in ("--set", f"model.{key}"))]
+GPT_OSS = ["--config", "tiny-moe", "--seq", 256, *(word for key in ("o_bias=true", "attention_sinks=true", "activation=clamped_swiglu", "experts.biases=true",
+                                                                   "experts.shared_ffn=0", "experts.shared_gate=false") for word in ("--set", f"model.{key}"))]
 FP8, EXPERTS = kernels("fp8", "swiglu", "rms_norm"), kernels("experts", "grouped_matmul", "grouped_matmul_sm90", "router")
-# Flags, and the sources of what is its own. The first two have run on no GPU.
+# Flags, and the sources of what is its own. The first five have run on no GPU.
 FLAGS = {
     "FP8, codes of weights on the host": ([*SMALL, "--fp8", "tensor", "--set", "fp8.weights=step", *HOST], FP8),
     "FP8, e4m3, GPT-2, dropout": ([*GPT2, "--fp8", "tensor", "--set", "fp8.gradients=e4m3"], (*kernels("layer_norm", "gelu", "dropout"), *FP8)),
+    "caps, norms of 1 + weight, GELU in the gate (Gemma 2)": (GEMMA2, (*ATTENTION, *kernels("rms_norm", "swiglu", "cross_entropy"))),
+    "sinks, biases of experts, clamped gates (gpt-oss)": (GPT_OSS, (*ATTENTION, *EXPERTS)),
+    "adapters, base in MXFP4": ([*GPT_OSS, "--lora", 8, "--base-dtype", "mxfp4"], (*kernels("dequantise"), *EXPERTS)),
     "FP8": ([*SMALL, "--fp8", "tensor"], FP8),
     "FP8, kept in bf16, weights for a step": ([*SMALL, "--fp8", "tensor", "--set", "fp8.save=false", "--set", "fp8.weights=step"], FP8),
     "experts": (["--config", "tiny-moe"], EXPERTS),

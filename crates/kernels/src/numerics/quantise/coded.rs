@@ -21,7 +21,7 @@ pub fn quantise_blocks(codes: Codes, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (out, absmax)
 }
 
-/// What the codes of a block are multiplied with.
+/// The factor that turns the codes of a block into values.
 #[derive(Clone, Copy, Debug)]
 pub enum BlockScale {
     /// Of 8-bit codes: the block's own `absmax`.
@@ -32,7 +32,7 @@ pub enum BlockScale {
         code: u8,
         /// The `absmax` of the code's block.
         absmax: f32,
-        /// What is added to it.
+        /// The number added to the value of `code` times that; the sum is the block's own `absmax`.
         offset: f32,
     },
     /// Of MXFP4: the exponent of the block's power of two.

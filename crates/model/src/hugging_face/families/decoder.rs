@@ -77,15 +77,13 @@ pub(super) fn read_with_scores_of_latents(
     };
     let hidden = keys.size("hidden_size")?;
     let heads = size("num_attention_heads", assumed.heads)?;
+    let kv_heads = keys.optional_size_or("num_key_value_heads", assumed.kv_heads)?;
     let head_dim = assumed.head_dim.unwrap_or(hidden / heads.max(1));
     Ok(ModelConfig {
         hidden,
         layers: layers(keys)?,
         heads,
-        kv_heads: match assumed.kv_heads {
-            Some(assumed) if keys.is_missing("num_key_value_heads") => assumed,
-            _ => keys.size_or("num_key_value_heads", heads)?,
-        },
+        kv_heads: kv_heads.unwrap_or(heads),
         head_dim: keys.size_or("head_dim", head_dim)?,
         ffn: keys.size("intermediate_size")?,
         vocab: size("vocab_size", assumed.vocab)?,

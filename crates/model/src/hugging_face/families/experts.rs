@@ -1,27 +1,8 @@
 //! The keys of experts that several families share.
 
 use crate::hugging_face::keys::{HfConfigError, Keys};
-use crate::{ExpertsConfig, ModelConfig, RouterAuxKind, ScoreKind};
+use crate::{ExpertsConfig, ModelConfig, RouterAuxKind};
 use serde_json::{Value, json};
-
-/// Experts by a softmax over all, whose weights are normed.
-pub(super) fn plain([count, chosen, ffn]: [usize; 3]) -> ExpertsConfig {
-    ExpertsConfig {
-        count,
-        chosen,
-        ffn,
-        shared_ffn: 0,
-        shared_gate: false,
-        dense_layers: Vec::new(),
-        score: ScoreKind::Softmax,
-        normed: true,
-        factor: 1.0,
-        groups: 1,
-        chosen_groups: 1,
-        biases: false,
-        choice_bias: false,
-    }
-}
 
 /// The coefficient of the loss of balance. transformers adds the loss only where it gives the router's logits too.
 pub(super) fn aux(keys: &Keys) -> Result<f64, HfConfigError> {
@@ -55,7 +36,7 @@ pub(super) fn qwen(
     Ok(ExpertsConfig {
         dense_layers: qwen_dense_layers(keys, layers)?,
         normed: keys.flag_or("norm_topk_prob", false)?,
-        ..plain(sizes)
+        ..ExpertsConfig::plain(sizes)
     })
 }
 
@@ -73,7 +54,7 @@ fn qwen_dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, HfConfigE
 
 /// The experts of a model of a family that has them.
 pub(super) fn of(config: &ModelConfig) -> ExpertsConfig {
-    let of_none = || plain([1, 1, 1]);
+    let of_none = || ExpertsConfig::plain([1, 1, 1]);
     config.experts.clone().unwrap_or_else(of_none)
 }
 

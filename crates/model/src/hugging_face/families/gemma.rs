@@ -23,11 +23,15 @@ pub(super) const ASSUMED: Assumed = Assumed {
 /// Scores are divided by the root of this.
 const SCALAR: &str = "query_pre_attn_scalar";
 
-/// The model of a file of either, where layers have windows as the file says or else all but every `pattern`th.
+/// The cap of logits.
+const FINAL_CAP: &str = "final_logit_softcapping";
+
+/// The model of a file of either. Layers have windows as the file says, or else all but every `pattern`th. The class assumes this cap of
+/// logits.
 pub(super) fn read(
     keys: &Keys,
     (assumed, rope): (&Assumed, Rope),
-    pattern: usize,
+    (pattern, final_cap): (usize, Option<f64>),
 ) -> Result<ModelConfig, HfConfigError> {
     const BOTH_WAYS: &str = "use_bidirectional_attention";
     keys.refuse(BOTH_WAYS, *keys.get(BOTH_WAYS) == true)?;
@@ -46,7 +50,7 @@ pub(super) fn read(
         activation: ActivationFunction::GegluTanh,
         scale_embedding: true,
         attention_multiplier: (scalar != config.head_dim).then_some(multiplier),
-        final_logit_softcapping: keys.optional_number("final_logit_softcapping")?,
+        final_logit_softcapping: keys.optional_number_or(FINAL_CAP, final_cap)?,
         ..decoder::with_attention_bias(keys, config)?
     };
     windows::read_by_pattern(keys, config, (windows::ASSUMED, pattern))
@@ -55,11 +59,14 @@ pub(super) fn read(
 /// The keys of such a model.
 pub(super) fn write(config: &ModelConfig, saved: &SavedAs) -> Value {
     let mut json = decoder::write(config, saved);
-    json[ASSUMED.activation[0]] = json!(ASSUMED.activation[1]);
+    let [key, activation] = ASSUMED.activation;
+    json[key] = json!(activation);
+    // transformers does not read this one, but vLLM and SGLang refuse Gemma 2 if it is another.
+    json["hidden_act"] = json!(activation);
     let scalar = config.attention_multiplier.map(|one| one.powi(-2).round());
     // transformers takes whole numbers alone.
     json[SCALAR] = json!(scalar.map_or(config.head_dim, |scalar| scalar as usize));
-    json["final_logit_softcapping"] = json!(config.final_logit_softcapping);
+    json[FINAL_CAP] = json!(config.final_logit_softcapping);
     windows::write_by_pattern(config, &mut json);
     json
 }

@@ -16,18 +16,12 @@ const ASSUMED: Assumed = Assumed {
 };
 
 const CAP: &str = "attn_logit_softcapping";
-const FINAL_CAP: &str = "final_logit_softcapping";
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let rope = rope::read(keys, &ASSUMED.rope)?;
-    let cap = |key: &'static str, assumed: f64| match keys.is_missing(key) {
-        true => Ok(Some(assumed)),
-        false => keys.optional_number(key),
-    };
     Ok(ModelConfig {
-        attn_logit_softcapping: cap(CAP, 50.0)?,
-        final_logit_softcapping: cap(FINAL_CAP, 30.0)?,
-        ..gemma::read(keys, (&ASSUMED, rope), 2)?
+        attn_logit_softcapping: keys.optional_number_or(CAP, Some(50.0))?,
+        ..gemma::read(keys, (&ASSUMED, rope), (2, Some(30.0)))?
     })
 }
 

@@ -32,7 +32,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     let pattern = keys.size_or("sliding_window_pattern", 6)?;
     let config = ModelConfig {
         qk_norm: true,
-        ..gemma::read(keys, (&ASSUMED, of_full.clone()), pattern)?
+        ..gemma::read(keys, (&ASSUMED, of_full.clone()), (pattern, None))?
     };
     windows::with_rope(keys, config, &of_full, of_window)
 }

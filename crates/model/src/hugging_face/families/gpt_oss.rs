@@ -43,14 +43,7 @@ fn assumed_rope() -> Value {
 
 fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_mlp_bias()?;
-    let mut json = keys.0.clone();
-    let older = keys.get("rope_scaling");
-    let has_older = older
-        .as_object()
-        .map_or(!older.is_null(), |it| !it.is_empty());
-    if !has_older && keys.is_null("rope_parameters") {
-        json["rope_parameters"] = assumed_rope();
-    }
+    let json = rope::with_assumed(keys, assumed_rope())?;
     let keys = Keys(&json);
     let config = decoder::read(&keys, &ASSUMED)?;
     let has_bias = keys.flag_or("attention_bias", true)?;
@@ -61,7 +54,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     ];
     let experts = ExpertsConfig {
         biases: true,
-        ..experts::plain(sizes)
+        ..ExpertsConfig::plain(sizes)
     };
     let config = ModelConfig {
         qkv_bias: has_bias,

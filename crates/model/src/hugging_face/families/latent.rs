@@ -1,6 +1,6 @@
 //! The keys of latent attention and of DeepSeek's experts.
 
-use super::{SavedAs, decoder, experts, windows};
+use super::{SavedAs, decoder, windows};
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
 use crate::{ExpertsConfig, LatentConfig, ModelConfig};
@@ -89,7 +89,7 @@ pub(super) fn experts(
         shared_ffn: ffn.saturating_mul(shared),
         dense_layers,
         factor: keys.number_or("routed_scaling_factor", assumed.factor)?,
-        ..experts::plain(sizes)
+        ..ExpertsConfig::plain(sizes)
     })
 }
 

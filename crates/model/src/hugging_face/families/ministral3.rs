@@ -32,10 +32,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
     keys.refuse_experts()?;
     keys.refuse_mlp_bias()?;
     windows::refuse_types(keys)?;
-    let mut json = keys.0.clone();
-    if keys.is_null("rope_scaling") && keys.is_null("rope_parameters") {
-        json["rope_parameters"] = assumed_rope();
-    }
+    let json = rope::with_assumed(keys, assumed_rope())?;
     let keys = Keys(&json);
     let config = ModelConfig {
         query_temperature: Some(rope::required(&keys, BETA)?),

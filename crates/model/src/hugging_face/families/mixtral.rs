@@ -2,9 +2,9 @@
 
 use super::decoder::Assumed;
 use super::{Description, ExpertNames, ExpertTensors, SavedAs, decoder, experts, windows};
-use crate::ModelConfig;
 use crate::hugging_face::keys::{HfConfigError, Keys};
 use crate::hugging_face::rope;
+use crate::{ExpertsConfig, ModelConfig};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Description = Description {
@@ -43,7 +43,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, HfConfigError> {
         config.ffn,
     ];
     Ok(ModelConfig {
-        experts: Some(experts::plain(sizes)),
+        experts: Some(ExpertsConfig::plain(sizes)),
         router_aux: experts::aux(keys)?,
         ..config
     })

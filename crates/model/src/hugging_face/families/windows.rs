@@ -14,12 +14,7 @@ const FIRST_FULL_LAYERS: usize = 28;
 
 /// The size of the window. Null means none; only a key that is missing has the assumed size.
 pub(super) fn size(keys: &Keys, assumed: Option<usize>) -> Result<Option<usize>, HfConfigError> {
-    const KEY: &str = "sliding_window";
-    match keys.get(KEY) {
-        _ if keys.is_missing(KEY) => Ok(assumed),
-        Value::Null => Ok(None),
-        _ => keys.size(KEY).map(Some),
-    }
+    keys.optional_size_or("sliding_window", assumed)
 }
 
 /// Refuses layers with a window in a family whose class ignores `layer_types`: such a file describes another model.

@@ -196,21 +196,22 @@ fn hostile_folders_get_a_sentence() {
     });
     refused(
         &[
-            "gate_up_proj_blocks",
-            "gate_up_proj_scales` is missing",
-            "[3, 64, 2]",
+            "gate_up_proj_blocks` has codes in MXFP4",
+            "gate_up_proj_scales`, are missing",
         ],
         &|all| {
             all.remove(&name("scales"));
         },
     );
-    refused(&["gate_up_proj_blocks", "[3, 64, 2, 16]"], &|all| {
+    let wrong =
+        "gate_up_proj_blocks` is U8 of [2, 64, 2, 16]; the model needs U8 of [3, 64, 2, 16]";
+    refused(&[wrong], &|all| {
         let (_, shape, bytes) = all.get_mut(&name("blocks")).unwrap();
         shape[0] -= 1;
         bytes.truncate(2 * 64 * 32);
     });
-    refused(&["gate_up_proj_blocks", "U8"], &|all| {
-        all.get_mut(&name("blocks")).unwrap().0 = Dtype::I8;
+    refused(&["gate_up_proj_scales` is I8 of [3, 64, 2]"], &|all| {
+        all.get_mut(&name("scales")).unwrap().0 = Dtype::I8;
     });
 }
 

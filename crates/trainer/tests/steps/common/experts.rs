@@ -16,19 +16,11 @@ pub fn qwen() -> ModelConfig {
         router_aux: 0.05,
         router_z_loss: 0.01,
         experts: Some(ExpertsConfig {
-            count: 5,
-            chosen: 2,
-            ffn: 36,
             shared_ffn: 44,
             shared_gate: true,
             dense_layers: vec![1],
-            score: ScoreKind::Softmax,
             normed: false,
-            factor: 1.0,
-            groups: 1,
-            chosen_groups: 1,
-            biases: false,
-            choice_bias: false,
+            ..ExpertsConfig::plain([5, 2, 36])
         }),
         ..odd_model(LAYERS)
     }
@@ -41,19 +33,14 @@ pub fn deepseek() -> ModelConfig {
         router_aux: 0.05,
         router_aux_kind: RouterAuxKind::Sequence,
         experts: Some(ExpertsConfig {
-            count: 6,
-            chosen: 3,
-            ffn: 36,
             shared_ffn: 72,
-            shared_gate: false,
             dense_layers: vec![0],
             score: ScoreKind::Sigmoid,
-            normed: true,
             factor: 2.5,
             groups: 3,
             chosen_groups: 2,
-            biases: false,
             choice_bias: true,
+            ..ExpertsConfig::plain([6, 3, 36])
         }),
         latent: Some(LatentConfig {
             kv: 28,
@@ -78,19 +65,8 @@ pub fn gpt_oss() -> ModelConfig {
         swiglu_limit: 0.5,
         router_aux: 0.05,
         experts: Some(ExpertsConfig {
-            count: 5,
-            chosen: 2,
-            ffn: 36,
-            shared_ffn: 0,
-            shared_gate: false,
-            dense_layers: Vec::new(),
-            score: ScoreKind::Softmax,
-            normed: true,
-            factor: 1.0,
-            groups: 1,
-            chosen_groups: 1,
             biases: true,
-            choice_bias: false,
+            ..ExpertsConfig::plain([5, 2, 36])
         }),
         ..odd_model(LAYERS)
     }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use settings::keys::KEYS;
+use settings::kind::Kind;
 use settings::load::{Override, Source};
 use settings::{Given, RunOptions, Settings, Task, resolve};
 
@@ -51,13 +52,37 @@ fn key() -> impl Strategy<Value = String> {
 }
 
 /// What a plan would be made of; whether it is accepted does not matter here.
-fn settle(set: Vec<String>) {
-    let given = Given {
-        set,
-        ..Given::default()
-    };
+fn settle(given: Given) {
     if let Ok(resolved) = resolve(Task::Plan, given, RunOptions::default()) {
         let _ = Settings::new(&resolved.decided(resolved.config.data.seq));
+    }
+}
+
+fn settle_set(set: Vec<String>) {
+    settle(Given {
+        set,
+        ..Given::default()
+    });
+}
+
+/// Many of these go together with no block that there is.
+#[test]
+fn every_choice_in_every_kind_of_model() {
+    for config in ["tiny", "tiny-moe", "tiny-mla", "gpt2"] {
+        for key in KEYS {
+            let values = match key.kind {
+                Kind::Choice(names) => names,
+                Kind::Bool => &["true", "false"],
+                _ => continue,
+            };
+            for value in values {
+                settle(Given {
+                    config: Some(config.into()),
+                    set: vec![format!("{}={value}", key.name)],
+                    ..Given::default()
+                });
+            }
+        }
     }
 }
 
@@ -66,7 +91,7 @@ fn settle(set: Vec<String>) {
 fn every_key_with_every_odd_value() {
     for key in KEYS {
         for value in ODD {
-            settle(vec![format!("{}={value}", key.name)]);
+            settle_set(vec![format!("{}={value}", key.name)]);
         }
     }
 }
@@ -85,6 +110,6 @@ proptest! {
         let set: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key} = {value}")).collect();
         let _ = Source::parse("any".into(), "a file".into(), &lines.join("\n"));
-        settle(set);
+        settle_set(set);
     }
 }

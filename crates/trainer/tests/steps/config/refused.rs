@@ -366,3 +366,20 @@ fn a_choice_that_is_gone_says_what_to_write() {
     let (_folder, path) = file("[attention]\nbackend = \"cudnn\"\n");
     assert_refused(&["--config", &path], &words);
 }
+
+#[test]
+fn blocks_that_nothing_computes_are_refused() {
+    let no_gate = ["--set", "model.activation=gelu_tanh"];
+    let words = ["model.activation", "model.norm = \"rms\"", "swiglu"];
+    assert_refused(&no_gate, &words);
+    let experts = ["--config", "tiny-moe"];
+    let words = ["model.activation", "model.experts", "swiglu"];
+    assert_refused(&[experts, no_gate].concat(), &words);
+    let latents = [
+        "--config",
+        "tiny-mla",
+        "--set",
+        "model.norm_placement=after",
+    ];
+    assert_refused(&latents, &["model.norm_placement", "before"]);
+}
