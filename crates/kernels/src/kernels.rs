@@ -385,7 +385,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         self.counts.count_to(account)
     }
 
-    /// The same for an update that a step left to the next one.
+    /// Counts an update that the previous step left to this one, until the scope ends. Scopes within it count to the previous step too.
     pub fn count_to_step_before(&self, account: Account) -> AccountScope {
         self.counts.count_to_step_before(account)
     }

@@ -196,3 +196,36 @@ impl Drop for AccountScope {
         self.counts.is_of_step_before.set(self.is_of_step_before);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_count_until_they_end_and_keep_whose_step_it_is() {
+        let counts: Rc<Counts> = Rc::default();
+        let add = |bytes| counts.add(Queue::Upload, bytes);
+        add(1);
+        {
+            let _update = counts.count_to_step_before(Account::Update);
+            add(2);
+            {
+                let _weights = counts.count_to(Account::Weights);
+                add(4);
+            }
+            add(8);
+        }
+        add(16);
+        let uploaded = |bytes| Traffic::of(Queue::Upload, bytes);
+        let own = StepTraffic {
+            passes: uploaded(1 + 16),
+            ..StepTraffic::default()
+        };
+        let of_step_before = StepTraffic {
+            update: uploaded(2 + 8),
+            weights: uploaded(4),
+            ..StepTraffic::default()
+        };
+        assert_eq!((counts.step(), counts.step_before()), (own, of_step_before));
+    }
+}

@@ -25,7 +25,7 @@ pub struct Work<'a> {
     /// Weights.
     pub weights: &'a mut Weights,
     /// The order in which the pass uses the units of weights.
-    pub order: &'a Rc<[usize]>,
+    pub order: Rc<[usize]>,
     /// The tables of activations, with the one in use for the first part, and the next ones for the others. They are empty before a
     /// micro-batch's forward pass and after its backward pass, even one that fails.
     pub saved: &'a mut SavedActivations,
@@ -68,7 +68,7 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     pub(crate) fn new(model: &'a Model, mut work: Work<'a>) -> Pass<'a> {
-        work.weights.begin_pass(work.order);
+        work.weights.begin_pass(&work.order);
         if let Purpose::Training(training) = &mut work.purpose {
             training.gradients.use_part(0);
         }

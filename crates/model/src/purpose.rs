@@ -25,7 +25,7 @@ pub enum Purpose<'a> {
 pub struct Training<'a> {
     /// The gradients to which this micro-batch adds its own.
     pub gradients: &'a mut Gradients,
-    /// Updates weights during the pass, if that is the time; none: the pass only computes gradients.
+    /// Updates weights during the pass, if its [`memory::UpdateTime`] says so; none: the pass only computes gradients.
     pub optimizer: Option<&'a mut Optimizer>,
     /// Whether weights may still have to be updated with the gradients of the step before.
     pub is_first_micro_batch: bool,

@@ -136,11 +136,11 @@ impl Store for DiskStore {
         Ok(())
     }
 
-    /// Writes what the host changed, and discards the copy, since updates change the file.
     fn last_queue(&self) -> Queue {
         Queue::DiskWrite
     }
 
+    /// Writes what the host changed, and discards the copy, since updates change the file.
     fn end_host_access(&mut self) -> Result {
         let between = self.between.get_mut();
         between.write(&self.file)?;

@@ -48,7 +48,7 @@ pub struct Optimizer {
     /// `[parts, 2]` f32, if gradients are released: the norm and the clipping factor of each part, in the order of
     /// updates.
     clips: Option<Buffer>,
-    time: UpdateTime,
+    update_time: UpdateTime,
     /// Whether some parameters still have to be updated with the gradients of the last step.
     is_pending: bool,
 }
@@ -102,7 +102,7 @@ impl Optimizer {
             clips: clips.transpose()?,
             layout: layout.clone(),
             streamed,
-            time: homes.update_time(),
+            update_time: homes.update_time(),
             is_pending: false,
         })
     }
@@ -147,8 +147,8 @@ impl Optimizer {
     }
 
     /// When weights are updated.
-    pub fn time(&self) -> UpdateTime {
-        self.time
+    pub fn update_time(&self) -> UpdateTime {
+        self.update_time
     }
 
     /// Begins a step. If it updates weights in its backward pass, the numbers of the update go to the device now.
@@ -156,7 +156,7 @@ impl Optimizer {
     /// # Errors
     /// `KernelError` if the device or a disk fails.
     pub fn begin_step(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
-        if self.time != UpdateTime::Backward {
+        if self.update_time != UpdateTime::Backward {
             return Ok(());
         }
         assert!(!self.is_pending, "the update before is pending");
@@ -166,7 +166,7 @@ impl Optimizer {
     }
 
     /// Comes just before a part's first forward pass in a step, once the part's weights are on the device: updates them with the
-    /// gradients of the step before, if that is the time.
+    /// gradients of the step before, if [`UpdateTime::NextForward`] is the time of updates.
     ///
     /// # Errors
     /// `KernelError` if the device or a disk fails.
@@ -177,7 +177,7 @@ impl Optimizer {
         gradients: &Gradients,
         part: Layer,
     ) -> Result {
-        if self.time != UpdateTime::NextForward {
+        if self.update_time != UpdateTime::NextForward {
             return Ok(());
         }
         // Entered in the first step too, although nothing is pending, so that all steps have the same peaks.
@@ -192,14 +192,14 @@ impl Optimizer {
     /// `KernelError` if the device or a disk fails.
     pub fn before_backward(&mut self, kernels: &Kernels) -> Result {
         let _account = kernels.count_to(Account::Update);
-        match self.time {
+        match self.update_time {
             UpdateTime::Backward => Ok(()),
             UpdateTime::EndOfStep | UpdateTime::NextForward => self.prefetch(kernels),
         }
     }
 
     /// Comes once the gradients of a part's unit are complete, in the reverse order of the layout's units: enqueues the part's update, if
-    /// that is the time. Gradients are not clipped then. If they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
+    /// [`UpdateTime::Backward`] is the time of updates. Gradients are not clipped then. If they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
     /// Its weights must be on the device, where they and its gradients stay until the next part's update has been enqueued, which gives
     /// this update time to finish. Then the gradients are released.
     ///
@@ -213,8 +213,11 @@ impl Optimizer {
         part: Layer,
         loss: In,
     ) -> Result {
-        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
+        if self.update_time != UpdateTime::Backward {
             return Ok(());
+        }
+        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
+            unreachable!("gradients that are released are updated in chunks")
         };
         let _place = self.memory.enter(Phase::Optimizer, part);
         let _account = kernels.count_to(Account::Update);
@@ -254,7 +257,7 @@ impl Optimizer {
     ) -> Result<(), UnitError> {
         let mut room = self.lease_room()?;
         let _account = kernels.count_to(Account::Update);
-        let is_released = self.time == UpdateTime::Backward;
+        let is_released = self.update_time == UpdateTime::Backward;
         if !is_released {
             assert!(!self.is_pending, "the update before is pending");
             self.upload_numbers(kernels, numbers)?;

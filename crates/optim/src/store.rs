@@ -1,13 +1,12 @@
-//! States that are not on the device. Their home hands them out a chunk at a time: pinned host memory, or a file ([`crate::disk`]).
+//! States that are not on the device. Their home hands them out a chunk at a time: pinned host memory, or a file (`disk.rs`).
 
 use crate::chunks::Chunks;
-use crate::disk::DiskStore;
 use kernels::{BlockFile, KernelError, Kernels, Queue, Result};
-use memory::{Buffer, Category, DType, Home, Homes, Memory, Out, OutOfMemory};
+use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A home of states. What it need not do has a default: all chunks are in host memory.
+/// A home of states. The defaults suit chunks that are all in host memory.
 ///
 /// A chunk's `place` is its range among the bytes of all. Turns count the chunks that it hands out, over all updates, and are taken in
 /// order.
@@ -64,7 +63,16 @@ pub(crate) trait Store {
 }
 
 /// All chunks, one after the other, in pinned host memory.
-struct PinnedStore(Buffer);
+pub(crate) struct PinnedStore(Buffer);
+
+impl PinnedStore {
+    /// Leases the memory, zeroed.
+    pub(crate) fn lease(memory: &Memory, chunks: &Chunks) -> Result<PinnedStore, OutOfMemory> {
+        let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
+        let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
+        Ok(PinnedStore(all))
+    }
+}
 
 impl Store for PinnedStore {
     fn arena(&self) -> (&'static str, u64) {
@@ -90,21 +98,6 @@ impl Store for PinnedStore {
 }
 
 impl dyn Store + '_ {
-    /// Leases host memory, zeroed: for all states, or for those on their way to and from a file.
-    pub(crate) fn lease(
-        memory: &Memory,
-        chunks: &Chunks,
-        homes: &Homes,
-    ) -> Result<Box<dyn Store>, OutOfMemory> {
-        if let Home::Disk(_) = homes.states {
-            let disk = DiskStore::lease(memory, chunks, homes.chunk_slots)?;
-            return Ok(Box::new(disk));
-        }
-        let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
-        let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
-        Ok(Box::new(PinnedStore(all)))
-    }
-
     /// Copies ranges, one after the other, between updates.
     pub(crate) fn read_all(
         &self,

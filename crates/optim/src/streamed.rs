@@ -21,10 +21,11 @@
 //! after the forward pass, in which the computation has waited for every update.
 
 use crate::chunks::{Chunk, Chunks};
+use crate::disk::DiskStore;
 use crate::form::Form;
 use crate::rule::UpdateQueue;
 use crate::sources::{FetchedChunk, Sources};
-use crate::store::Store;
+use crate::store::{PinnedStore, Store};
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
 use kernels::{BlockFile, Event, Kernels, Queue, Result};
@@ -111,7 +112,7 @@ impl Streamed {
                 emptied: Event::PAST,
             })
         };
-        let store = (chunks.away > 0).then(|| <dyn Store>::lease(memory, &chunks, homes));
+        let store = (chunks.away > 0).then(|| lease_store(memory, &chunks, homes));
         let all = chunks.all.iter();
         let rooms = all.map(|chunk| room_bytes(form, &chunk.round, rank));
         let room_bytes = rooms.max().unwrap_or(0);
@@ -143,8 +144,8 @@ impl Streamed {
         self.store.as_deref()
     }
 
-    /// The store for writing between updates, and the chunks. If an aborted step had fetched chunks ahead, they are
-    /// fetched again.
+    /// The store for writing between updates, and the chunks. All chunks are stored then. If an aborted step had fetched chunks ahead, they
+    /// are fetched again.
     pub(crate) fn at_rest(
         &mut self,
         kernels: &Kernels,
@@ -376,6 +377,18 @@ impl Streamed {
         slot.emptied = kernels.record(Queue::Download)?;
         Ok(())
     }
+}
+
+/// Leases host memory of the home of states.
+fn lease_store(
+    memory: &Memory,
+    chunks: &Chunks,
+    homes: &Homes,
+) -> Result<Box<dyn Store>, OutOfMemory> {
+    Ok(match homes.states {
+        Home::Disk(_) => Box::new(DiskStore::lease(memory, chunks, homes.chunk_slots)?),
+        _ => Box::new(PinnedStore::lease(memory, chunks)?),
+    })
 }
 
 /// The queue of a chunk's update. Whole tensors share one scratch and may run matrix products, so they are updated in

@@ -1,6 +1,5 @@
 //! Forward passes without backward passes, for evaluation and generation, in a training session or without one.
 
-use crate::orders::Orders;
 use kernels::Kernels;
 use memory::Memory;
 use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
@@ -14,8 +13,6 @@ pub struct Forward<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) model: &'a Model,
     pub(crate) weights: &'a mut Weights,
-    /// The orders in which passes use units of weights.
-    pub(crate) orders: &'a Orders,
     pub(crate) saved: &'a mut SavedActivations,
     /// The blocks of the next pass.
     pub(crate) layers: Range<usize>,
@@ -36,7 +33,7 @@ impl Forward<'_> {
             memory: self.memory,
             kernels: self.kernels,
             weights: self.weights,
-            order: self.orders.forward(&self.layers),
+            order: self.model.units_forward(&self.layers).into(),
             saved: self.saved,
             layers: self.layers.clone(),
             batches,

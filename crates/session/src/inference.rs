@@ -3,7 +3,6 @@
 use crate::Result;
 use crate::forward::Forward;
 use crate::incoming::IncomingWeights;
-use crate::orders::Orders;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
@@ -20,8 +19,6 @@ pub struct Inference {
     kernels: Box<Kernels>,
     model: Model,
     weights: Weights,
-    /// Empty, because all weights are on the device, and no unit has to be fetched.
-    no_orders: Orders,
     saved: SavedActivations,
 }
 
@@ -87,7 +84,6 @@ impl Inference {
             kernels,
             model,
             weights,
-            no_orders: Orders::default(),
             saved,
         })
     }
@@ -124,7 +120,6 @@ impl Inference {
             kernels: &*self.kernels,
             model: &self.model,
             weights: &mut self.weights,
-            orders: &self.no_orders,
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
             pipeline: None,

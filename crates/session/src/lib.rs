@@ -18,7 +18,6 @@ mod losses;
 mod neighbours;
 mod open;
 mod optimizer_state;
-mod orders;
 mod outcome;
 mod passes;
 mod peaks_between_steps;

@@ -2,7 +2,6 @@
 
 use crate::Result;
 use crate::losses::Losses;
-use crate::orders::{Orders, UnitOrder};
 use crate::routers::Routers;
 use crate::session::Session;
 use crate::shapes::shape_of_a_step;
@@ -139,7 +138,7 @@ impl Session {
         }
         let memory = memory.clone();
         Ok(Session {
-            orders: orders(&settings, &model)?,
+            orders: orders(&settings)?,
             memory,
             kernels,
             settings,
@@ -164,20 +163,21 @@ impl Session {
     }
 }
 
-/// The order in which passes use units of weights that come and go.
-fn orders(settings: &Settings, model: &Model) -> Result<Orders> {
+/// The orders in which the passes of a training step use units of weights, replays included, by virtual stage. They decide what is fetched ahead.
+pub(crate) type PassOrders = HashMap<(PassKind, usize), Rc<[usize]>>;
+
+fn orders(settings: &Settings) -> Result<PassOrders> {
     let ranks = settings.ranks.as_ref();
     let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
     if settings.homes.weights == Home::Device && !is_divided {
-        return Ok(Orders::default());
+        return Ok(PassOrders::new());
     }
-    let (pipeline, passes) = (settings.pipeline.as_ref(), orders_of_a_step(settings)?);
-    Ok(Orders::new(model, pipeline, passes))
+    orders_of_a_step(settings)
 }
 
 /// The orders in which the passes of a micro-batch use units, replays included. They depend on the policy, on how many parts of it a
 /// rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
-fn orders_of_a_step(settings: &Settings) -> Result<HashMap<(PassKind, usize), UnitOrder>> {
+fn orders_of_a_step(settings: &Settings) -> Result<PassOrders> {
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,
@@ -207,5 +207,5 @@ fn orders_of_a_step(settings: &Settings) -> Result<HashMap<(PassKind, usize), Un
     let mut session = Session::on_shapes(settings, &memory, Target::Cuda, flops)?;
     session.weights.keep_record();
     session.step(&batch)?;
-    Ok(session.orders.into_passes())
+    Ok(session.orders)
 }

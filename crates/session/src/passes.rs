@@ -322,7 +322,7 @@ impl Session {
             memory: &self.memory,
             kernels,
             weights: &mut self.weights,
-            order: self.orders.pass(kind, own),
+            order: self.orders.get(&(kind, own)).cloned().unwrap_or_default(),
             saved: &mut self.saved,
             layers,
             batches: &begun.batches,
@@ -352,7 +352,7 @@ impl Session {
             None => Ok(()),
         };
         if let Some(units) = self.weights.take_record() {
-            self.orders.note((kind, own), units);
+            self.orders.insert((kind, own), units.into());
         }
         if let Some(made) = made? {
             let of = match kind.is_backward() {
@@ -386,7 +386,7 @@ impl Session {
                     memory: &self.memory,
                     kernels: &*self.kernels,
                     weights: &mut self.weights,
-                    order: self.orders.forward(&(0..self.model.layers())),
+                    order: self.model.units_forward(&(0..self.model.layers())).into(),
                     saved: &mut self.saved,
                     layers: 0..self.model.layers(),
                     batches,

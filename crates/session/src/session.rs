@@ -6,7 +6,7 @@ use crate::evaluation::Evaluation;
 use crate::forward::Forward;
 use crate::generation::{Generated, Generation};
 use crate::losses::Losses;
-use crate::orders::Orders;
+use crate::open::PassOrders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, Routers};
@@ -32,8 +32,8 @@ pub struct Session {
     pub(crate) settings: Settings,
     pub(crate) model: Model,
     pub(crate) weights: Weights,
-    /// In which order units of weights come.
-    pub(crate) orders: Orders,
+    /// Empty if all weights stay on the device.
+    pub(crate) orders: PassOrders,
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: Optimizer,
     /// Where a copy of the state waits to be written, if one is to be made.
@@ -108,7 +108,7 @@ impl Session {
         let crossed_for_step_before = self.kernels.traffic_of_step_before();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        if self.optimizer.time() == UpdateTime::Backward {
+        if self.optimizer.update_time() == UpdateTime::Backward {
             self.begin_update()?;
         }
         let counted = match self.settings.preferences {
@@ -170,8 +170,8 @@ impl Session {
             made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
         });
         updated?;
-        let is_updated =
-            self.optimizer.time() != UpdateTime::NextForward && !self.weights.owes_gathering();
+        let is_updated = self.optimizer.update_time() != UpdateTime::NextForward
+            && !self.weights.owes_gathering();
         if is_updated && !self.kernels.runs_ahead() {
             self.finish_in_flight()?;
         }
@@ -286,7 +286,6 @@ impl Session {
             kernels: &*self.kernels,
             model: &self.model,
             weights: &mut self.weights,
-            orders: &self.orders,
             saved: &mut self.saved,
             layers: 0..self.model.layers(),
             pipeline: self.settings.pipeline.as_ref().zip(ranks),

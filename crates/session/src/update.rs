@@ -47,7 +47,7 @@ impl Session {
             .end_step(kernels, weights, gradients, loss, numbers)?;
         // Set only now: an update that was refused its scratch memory has not been made.
         self.step = numbers.step;
-        if self.optimizer.time() != UpdateTime::NextForward {
+        if self.optimizer.update_time() != UpdateTime::NextForward {
             self.optimizer.finish(kernels, weights, gradients)?;
         }
         Ok(weights.gather_updated(kernels)?)

@@ -44,8 +44,8 @@ pub struct Gradients {
     resident: Arena,
     /// The vectors' gradients of the other parts.
     of_parts: Vec<Arena>,
-    /// The units on the device, each part's apart, where not all are. They live on the host, if they are neither released nor added up over
-    /// ranks.
+    /// The units on the device, one for each part of a sequence; none if all gradients stay there. They live on the host unless they are released
+    /// or added up over ranks.
     units: Option<UnitsOnDevice>,
     reducing: Option<Reducing>,
     /// The part that adds now.
@@ -475,10 +475,9 @@ impl Gradients {
     /// Gives back the memory of a part's unit, or of all for [`Layer::Whole`]. The computation must already wait for
     /// the update.
     pub fn release(&mut self, part: Layer) {
-        let unit = self.resident.layout().unit_of_part(part);
-        match &mut self.units {
-            Some(units) if part == Layer::Whole || unit.is_some() => units.release(unit),
-            _ => {}
+        let layout = self.resident.layout().clone();
+        if let Some(units) = &mut self.units {
+            units.release(|unit| part == Layer::Whole || layout.units()[unit].part == part);
         }
     }
 

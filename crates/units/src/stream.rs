@@ -37,7 +37,7 @@ pub(crate) struct OnDevice {
     left: Option<Event>,
     /// Whether it may be added to: the queue that does so waits for what was fetched, and nothing has been sent since.
     is_open: bool,
-    /// Whether nothing more is added in this step.
+    /// Of sums over ranks: whether nothing more is added in this step.
     pub(crate) is_complete: bool,
 }
 
@@ -153,19 +153,20 @@ impl UnitsOnDevice {
         range: &Range<usize>,
     ) -> Result {
         let _account = kernels.count_to(self.account);
-        let here = self.here.iter_mut().find(|here| here.of == of);
-        let (Some(here), Some(host)) = (here, &mut self.host) else {
+        let Some(host) = &mut self.host else {
             return Ok(());
         };
-        // SAFETY: the lease ends after the computation waits for `left` (`leave`). The host's copy is read by uploads
+        let here = self.here.iter_mut().find(|here| here.of == of);
+        let here = here.expect("what is sent is on the device");
+        // SAFETY: the lease ends after the computation waits for `left` (`wait_until_left`). The host's copy is read by uploads
         // that wait for the computation after that, and by the host once the download queue is done.
         unsafe { kernels.start_download(host.raw_mut(range), here.arena.raw(range)) }?;
         here.leaves(kernels.record(Queue::Download)?);
         Ok(())
     }
 
-    /// Takes a unit that was closed and sent off the list, but not this one. The computation waits until it has left, so its memory may be
-    /// used again once it is dropped.
+    /// Removes one closed and sent unit from the list, never `but`. The computation waits until it has left, so its memory may be used again
+    /// once it is dropped.
     pub(crate) fn take_sent(
         &mut self,
         kernels: &Kernels,
@@ -198,10 +199,9 @@ impl UnitsOnDevice {
         Ok(Some(taken))
     }
 
-    /// Ends the leases of a unit, or of all. The computation must already wait for whatever uses them.
-    pub(crate) fn release(&mut self, unit: Option<usize>) {
-        self.here
-            .retain(|here| unit.is_some_and(|unit| unit != here.of.0));
+    /// Ends the leases of some units. The computation must already wait for whatever uses them.
+    pub(crate) fn release(&mut self, is_over: impl Fn(usize) -> bool) {
+        self.here.retain(|here| !is_over(here.of.0));
     }
 
     /// Drops all units after a pass that ended early, whose copies the host has waited for. Those that other ranks use are leaked: ranks may

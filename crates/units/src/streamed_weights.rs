@@ -180,7 +180,7 @@ impl Weights {
         let types = host.types().clone();
         let here = streamed.units.get_mut((unit, 0));
         let _account = kernels.count_to(Account::Weights);
-        // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`leave`), or never
+        // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`wait_until_left`), or never
         // (`abandon`). The own piece is only read until then.
         unsafe {
             gather_bundle(kernels, (gathering, &types), None, |ranges| {

@@ -154,7 +154,7 @@ fn assert_agrees_with(
             memory: &memory,
             kernels: &cpu,
             weights: &mut weights,
-            order: &Rc::default(),
+            order: Rc::default(),
             saved: &mut saved,
             layers: 0..model.layers(),
             batches: std::slice::from_ref(&on_device),
