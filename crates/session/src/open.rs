@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::losses::Losses;
 use crate::routers::Routers;
-use crate::session::Session;
+use crate::session::{PassOrders, Session};
 use crate::shapes::shape_of_a_step;
 use crate::snapshot::{CopyPlace, StateOnDevice};
 use crate::states_file::states_file;
@@ -15,8 +15,7 @@ use kernels::{Kernels, Target};
 use memory::{Home, Homes, Layer, Memory, Phase, Rank};
 use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
-use settings::{BetweenSteps, PassKind, Settings};
-use std::collections::HashMap;
+use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, Weights, Zero};
@@ -163,9 +162,7 @@ impl Session {
     }
 }
 
-/// The orders in which the passes of a training step use units of weights, replays included, by virtual stage. They decide what is fetched ahead.
-pub(crate) type PassOrders = HashMap<(PassKind, usize), Rc<[usize]>>;
-
+/// The order of units in each pass; empty if all weights stay on the device.
 fn orders(settings: &Settings) -> Result<PassOrders> {
     let ranks = settings.ranks.as_ref();
     let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);

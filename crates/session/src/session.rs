@@ -6,7 +6,6 @@ use crate::evaluation::Evaluation;
 use crate::forward::Forward;
 use crate::generation::{Generated, Generation};
 use crate::losses::Losses;
-use crate::open::PassOrders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::{PendingNumbers, PendingResults};
 use crate::routers::{PendingChoices, Routers};
@@ -19,10 +18,15 @@ use memory::{Memory, Rank, UpdateTime};
 use model::{Model, SavedActivations};
 use optim::Optimizer;
 use scratch::ScratchFolder;
-use settings::Settings;
+use settings::{PassKind, Settings};
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Instant;
 use units::{Gradients, Weights};
+
+/// The orders in which the passes of a training step use units of weights, replays included, by virtual stage. They decide what is fetched ahead.
+pub(crate) type PassOrders = HashMap<(PassKind, usize), Rc<[usize]>>;
 
 /// Everything that lives across steps.
 pub struct Session {

@@ -34,6 +34,7 @@ mod step_codes;
 mod stream;
 mod streamed_weights;
 mod weights;
+mod weights_in_passes;
 mod weights_step_codes;
 
 pub use coded::CodeBytes;

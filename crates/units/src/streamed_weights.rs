@@ -1,18 +1,15 @@
-//! Weights in a pass: their units come to the device from the host, or from the ranks that have their shards, and leave it again.
+//! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
+//! again.
 
 use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::step_codes::{StepCodes, copy_of_bytes};
-use crate::stream::{OnDevice, UnitsOnDevice, finish_all};
-use crate::{Ranks, UnitError, Weights, Zero};
+use crate::stream::{OnDevice, UnitsOnDevice};
+use crate::{Ranks, UnitError, Zero};
 use kernels::{Account, Kernels, Queue, Result};
 use memory::{Arena, Category, Cover, Layout, Memory, Rank};
 use std::rc::Rc;
 
-const CAME: &str = "a unit of weights has come before it is read";
 const SHARD_CAME: &str = "a rank's shard has come before it is sent to the others";
-const PIECE_UPDATED: &str = "a rank's piece of a unit is updated before the others get it";
-const PIECES_CAME: &str = "others' pieces of a unit have come before they go to the host";
-pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
 /// The units on the device, and the order in which others come.
 pub(crate) struct StreamedWeights {
@@ -20,16 +17,16 @@ pub(crate) struct StreamedWeights {
     pub(crate) units: UnitsOnDevice,
     /// This rank, and what ranks gather of each unit: the shards that they have, before each use; or the pieces that they updated, after
     /// the update. None if this rank has and updates everything.
-    gathers: Option<(Rank, GatheredParts)>,
-    layout: Rc<Layout>,
+    pub(crate) gathers: Option<(Rank, GatheredParts)>,
+    pub(crate) layout: Rc<Layout>,
     slots: usize,
     /// Whether a unit stays until the pass does not use it any more.
     is_kept: bool,
-    order: Rc<[usize]>,
+    pub(crate) order: Rc<[usize]>,
     /// How many units of the order have been used.
-    used: usize,
+    pub(crate) used: usize,
     /// Whether only the elements that this rank updates are fetched.
-    only_updated: bool,
+    pub(crate) only_updated: bool,
 }
 
 impl StreamedWeights {
@@ -76,7 +73,7 @@ impl StreamedWeights {
     }
 
     /// The units that should be on the device now, the one in use first.
-    fn wanted(&self) -> Vec<usize> {
+    pub(crate) fn wanted(&self) -> Vec<usize> {
         let rest = self.order.iter().skip(self.used.saturating_sub(1));
         let mut wanted = Vec::new();
         for unit in rest {
@@ -88,7 +85,7 @@ impl StreamedWeights {
     }
 
     /// Turns to the unit that comes next in the order of the pass. Returns whether another one was in use.
-    fn turn_to(&mut self, unit: usize) -> bool {
+    pub(crate) fn turn_to(&mut self, unit: usize) -> bool {
         if self.used > 0 && self.order[self.used - 1] == unit {
             return false;
         }
@@ -98,7 +95,7 @@ impl StreamedWeights {
         true
     }
 
-    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result {
+    pub(crate) fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result {
         let wanted = match self.is_kept {
             true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
             false => self.wanted(),
@@ -107,157 +104,9 @@ impl StreamedWeights {
     }
 }
 
-impl Weights {
-    /// Makes a unit the one that the computation uses from now on. It is fetched now if it was not fetched ahead.
-    /// Returns whether another unit was in use before.
-    ///
-    /// # Errors
-    /// [`UnitError`] if a lease is refused or the device fails.
-    ///
-    /// # Panics
-    /// If another unit comes next in the order of the pass.
-    pub fn use_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<bool, UnitError> {
-        if let Some(record) = &mut self.record
-            && record.last() != Some(&unit)
-        {
-            record.push(unit);
-        }
-        if let Some(gathered) = &mut self.gathered {
-            gathered.used(kernels, unit)?;
-        }
-        let Some(streamed) = self.streamed.as_mut() else {
-            return Ok(false);
-        };
-        if !streamed.turn_to(unit) {
-            return Ok(false);
-        }
-        if !streamed.units.has((unit, 0)) {
-            streamed.keep_only_wanted(kernels)?;
-        }
-        self.bring(kernels, &[unit])?;
-        let streamed = self.streamed.as_ref().expect("the unit came to it");
-        kernels.wait(Queue::Compute, streamed.units.get((unit, 0)).came, CAME)?;
-        Ok(true)
-    }
-
-    /// Drops units that are not used soon, and starts fetching the next ones, as far as there are slots.
-    ///
-    /// # Errors
-    /// As [`Weights::use_unit`].
-    pub fn look_ahead(&mut self, kernels: &Kernels) -> Result<(), UnitError> {
-        let Some(streamed) = &mut self.streamed else {
-            return Ok(());
-        };
-        streamed.keep_only_wanted(kernels)?;
-        let wanted = streamed.wanted();
-        self.bring(kernels, &wanted)
-    }
-
-    /// Gathers what other ranks updated of a unit that came to be updated, and sends it to the host, if every rank has all weights
-    /// there. This rank's updates of it must have been asked for.
-    ///
-    /// # Errors
-    /// `KernelError` if the device or another rank fails.
-    pub fn gather_updated_unit(&mut self, kernels: &Kernels, unit: usize) -> Result {
-        let Some(streamed) = &mut self.streamed else {
-            return Ok(());
-        };
-        let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
-            (streamed.gathers, &streamed.units.host)
-        else {
-            return Ok(());
-        };
-        // Whole tensors are updated in the queue of the computation, which also waited until the lease's memory was free.
-        for queue in [Queue::Compute, Queue::Update] {
-            kernels.wait(Queue::Collective, kernels.record(queue)?, PIECE_UPDATED)?;
-        }
-        let gathering = BundleToGather {
-            layout: &streamed.layout,
-            bundle: &streamed.layout.units()[unit].trained,
-            rank,
-            what,
-        };
-        let types = host.types().clone();
-        let here = streamed.units.get_mut((unit, 0));
-        let _account = kernels.count_to(Account::Weights);
-        // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`wait_until_left`), or never
-        // (`abandon`). The own piece is only read until then.
-        unsafe {
-            gather_bundle(kernels, (gathering, &types), None, |ranges| {
-                here.arena.disjoint_raw_mut(ranges)
-            })
-        }?;
-        kernels.wait(
-            Queue::Download,
-            kernels.record(Queue::Collective)?,
-            PIECES_CAME,
-        )?;
-        let others = gathering.bundle.without(&gathering.of(rank));
-        for range in others.ranges() {
-            streamed.units.send_range(kernels, (unit, 0), range)?;
-        }
-        // Also where the others had nothing.
-        let here = streamed.units.get_mut((unit, 0));
-        here.leaves(kernels.record(Queue::Download)?);
-        Ok(())
-    }
-
-    /// Ends a pass and drops all its units, so that each pass begins with the same leases and needs the same memory.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails.
-    pub fn end_pass(&mut self, kernels: &Kernels) -> Result {
-        let Some(streamed) = &mut self.streamed else {
-            return Ok(());
-        };
-        (streamed.order, streamed.used) = (Rc::new([]), 0);
-        streamed.keep_only_wanted(kernels)
-    }
-
-    /// Drops everything after a pass that ended early. The host waits for all queues, since copies may be under way. It waits for
-    /// other ranks only where an update or a copy to the host waits for what they send, and then no longer than an exchange may take.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails. Nothing is left on the device then either.
-    pub fn abandon(&mut self, kernels: &Kernels) -> Result {
-        match &mut self.streamed {
-            Some(streamed) if !streamed.units.is_empty() => {
-                let finished = finish_all(kernels);
-                streamed.units.abandon(streamed.gathers.is_some());
-                finished
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Leases room for the units that are not on the device, and starts fetching them.
-    fn bring(&mut self, kernels: &Kernels, wanted: &[usize]) -> Result<(), UnitError> {
-        let Weights {
-            resident,
-            streamed: Some(streamed),
-            gathered,
-            step_codes,
-            ..
-        } = self
-        else {
-            return Ok(());
-        };
-        for unit in wanted {
-            if streamed.units.has((*unit, 0)) {
-                continue;
-            }
-            if let Some(gathered) = gathered.as_mut().filter(|_| !streamed.only_updated) {
-                gathered.bring_shard(kernels, resident, *unit)?;
-            }
-            streamed.bring(kernels, (resident, step_codes.as_ref()), *unit)?;
-        }
-        Ok(())
-    }
-}
-
 impl StreamedWeights {
     /// Leases room for a unit and starts fetching it.
-    fn bring(
+    pub(crate) fn bring(
         &mut self,
         kernels: &Kernels,
         (resident, codes): (&Arena, Option<&StepCodes>),

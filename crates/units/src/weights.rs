@@ -4,12 +4,12 @@ use crate::coded::{self, CodeBytes, Filling, set_code_bytes};
 use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::StepCodes;
 use crate::stream::host_bytes;
-use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
+use crate::streamed_weights::StreamedWeights;
 use crate::{Ranks, Zero};
-use kernels::{Kernels, Queue, Result};
+use kernels::{Kernels, Result};
 use memory::{
-    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
-    Out, OutOfMemory,
+    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layout, Memory, Out,
+    OutOfMemory,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -193,7 +193,7 @@ impl Weights {
     }
 
     /// The unit that a range belongs to, if it does not stay on the device.
-    fn comes_with(&self, range: &Range<usize>) -> Option<usize> {
+    pub(crate) fn comes_with(&self, range: &Range<usize>) -> Option<usize> {
         match self.resident.held().rows(range) {
             Some(_) => None,
             None => self.layout().locate(range),
@@ -317,63 +317,6 @@ impl Weights {
         Ok(())
     }
 
-    /// Starts recording which units are used, for another session's order of units.
-    pub fn keep_record(&mut self) {
-        self.record = Some(Vec::new());
-    }
-
-    /// The units that were used since the record began, or since the last call, in order; none if no record is kept.
-    pub fn take_record(&mut self) -> Option<Vec<usize>> {
-        self.record.as_mut().map(std::mem::take)
-    }
-
-    /// Begins a pass that uses units in this order.
-    pub fn begin_pass(&mut self, order: &Rc<[usize]>) {
-        if let Some(streamed) = &mut self.streamed {
-            streamed.begin_pass(order, false);
-        }
-    }
-
-    /// Begins a pass that updates all units, in the order that it returns. Only the elements that this rank updates are fetched.
-    pub fn begin_update(&mut self) -> Rc<[usize]> {
-        let units = self.layout().units().iter().enumerate();
-        let trained = units.filter(|(_, unit)| unit.trained.elements() > 0);
-        let order: Rc<[usize]> = trained.map(|(index, _)| index).collect();
-        if let Some(streamed) = &mut self.streamed {
-            streamed.begin_pass(&order, true);
-        }
-        order
-    }
-
-    /// Makes `queue` wait until the elements of a part's unit that are to be updated have arrived.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails.
-    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result {
-        let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
-        match (streamed, self.layout().unit_of_part(part)) {
-            (Some(streamed), Some(unit)) => kernels.wait(
-                queue,
-                streamed.units.get((unit, 0)).came,
-                CAME_TO_BE_UPDATED,
-            ),
-            _ => Ok(()),
-        }
-    }
-
-    /// Sends a range that was updated on the device back to the host. The download queue must already wait for the
-    /// update.
-    ///
-    /// # Errors
-    /// `KernelError` if the device fails.
-    pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result {
-        let unit = self.comes_with(range);
-        match (&mut self.streamed, unit) {
-            (Some(streamed), Some(unit)) => streamed.units.send_range(kernels, (unit, 0), range),
-            _ => Ok(()),
-        }
-    }
-
     /// Gathers what other ranks updated of the weights that this rank keeps; shards of units may come in the next pass instead. The
     /// computation must already wait for this rank's updates.
     ///
@@ -434,7 +377,7 @@ fn set_in_arenas(
 mod tests {
     use super::*;
     use kernels::cpu::Cpu;
-    use memory::LayoutBuilder;
+    use memory::{Layer, LayoutBuilder};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Three units of one matrix each, and a vector. Element `n` is `n`. Matrices live in pinned host memory.
