@@ -64,7 +64,7 @@ impl Traffic {
     }
 }
 
-/// What bytes cross for.
+/// The purpose of a transfer, under which its bytes are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Account {
     /// Units of weights: they are fetched for their use, and sent back after an update.
@@ -92,7 +92,7 @@ pub struct StepTraffic {
 }
 
 impl StepTraffic {
-    /// The sum of all of them.
+    /// The sum of all accounts.
     pub fn total(&self) -> Traffic {
         self.weights
             .plus(self.gradients)
@@ -100,17 +100,17 @@ impl StepTraffic {
             .plus(self.passes)
     }
 
-    /// Adds two of them.
+    /// The sum of both, account by account.
     pub fn plus(self, other: StepTraffic) -> StepTraffic {
         self.with(other, Traffic::plus)
     }
 
-    /// What crossed after `earlier`.
+    /// The bytes that were counted after `earlier`.
     pub fn since(self, earlier: StepTraffic) -> StepTraffic {
         self.with(earlier, Traffic::since)
     }
 
-    /// What `count` of the same cross.
+    /// This traffic, `count` times.
     pub fn times(self, count: usize) -> StepTraffic {
         self.with(self, |one, _| one.times(count))
     }
