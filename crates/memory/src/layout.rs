@@ -10,8 +10,8 @@ use std::iter;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The matrices of one part of the model. A matrix belongs to the part that reads it first. They are fetched, released
-/// and sent together.
+/// The matrices of one part of the model, or a group of the experts of one of them. A matrix belongs to the part that reads it first. They
+/// are fetched, released and sent together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// The part of the model.
@@ -53,8 +53,8 @@ pub struct Layout {
     pub(crate) stages: Option<Stages>,
     /// The ranges of [`Layout::grained`].
     grained: Vec<(Range<usize>, usize)>,
-    /// The unit of each entry.
-    unit_of: Vec<Option<usize>>,
+    /// The units of each entry: one, or one for each of its groups; none for vectors.
+    units_of: Vec<Range<usize>>,
     finding: Finding,
     matrix_elements: usize,
     trained: Range<usize>,
@@ -92,16 +92,28 @@ impl Finding {
             entries: named
                 .map(|(index, entry)| (entry.name.clone(), index))
                 .collect(),
-            units: parts.map(|(index, unit)| (unit.part, index)).collect(),
+            // The first of a part's units has what is in no group.
+            units: parts
+                .rev()
+                .map(|(index, unit)| (unit.part, index))
+                .collect(),
             starts,
         }
     }
 }
 
+/// A tensor to be placed.
+struct Tensor {
+    part: Layer,
+    entry: Entry,
+    /// How many units it is divided into, each with as many of its rows; 1: it is part of its part's unit.
+    groups: usize,
+}
+
 /// Collects tensors in forward order.
 #[derive(Default)]
 pub struct LayoutBuilder {
-    tensors: Vec<(Layer, Entry)>,
+    tensors: Vec<Tensor>,
     ranks: Option<usize>,
 }
 
@@ -127,7 +139,11 @@ impl LayoutBuilder {
             dtype,
             codes: None,
         };
-        self.tensors.push((part, entry));
+        self.tensors.push(Tensor {
+            part,
+            entry,
+            groups: 1,
+        });
     }
 
     /// Stores the tensor that was added last as codes.
@@ -135,9 +151,24 @@ impl LayoutBuilder {
     /// # Panics
     /// If it is no frozen matrix.
     pub fn as_codes(&mut self, codes: Codes) {
-        let (_, last) = self.tensors.last_mut().expect("a tensor was added");
+        let last = &mut self.last().entry;
         assert!(last.role == Role::Frozen && last.is_matrix());
         last.codes = Some(codes);
+    }
+
+    /// Divides the tensor that was added last, `[rows, ..]`, into so many units with equally many rows each, in their order. Elements stay where they
+    /// are.
+    ///
+    /// # Panics
+    /// If it is no matrix, or its rows cannot be divided so.
+    pub fn in_groups(&mut self, groups: usize) {
+        let last = self.last();
+        assert!(last.entry.is_matrix() && last.entry.shape[0].is_multiple_of(groups));
+        last.groups = groups;
+    }
+
+    fn last(&mut self) -> &mut Tensor {
+        self.tensors.last_mut().expect("a tensor was added")
     }
 
     /// Places matrices, then vectors, each in the order added.
@@ -155,42 +186,40 @@ impl LayoutBuilder {
     /// Indexes of entries are those of [`LayoutBuilder::build`], wherever the entries lie.
     pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         let mut tensors = self.tensors;
-        tensors.sort_by_key(|(_, entry)| (entry.role == Role::Buffer, !entry.is_matrix()));
-        let matrices = tensors.iter().filter(|(_, entry)| entry.is_matrix());
-        let of_matrices: Vec<Layer> = matrices.map(|(part, _)| *part).collect();
-        let parts = tensors.iter().map(|(part, _)| *part).collect();
-        let mut entries: Vec<Entry> = tensors.into_iter().map(|(_, entry)| entry).collect();
+        tensors.sort_by_key(|one| (one.entry.role == Role::Buffer, !one.entry.is_matrix()));
+        let matrices = tensors.iter().filter(|one| one.entry.is_matrix());
+        let of_matrices: Vec<Layer> = matrices.map(|one| one.part).collect();
+        let parts = tensors.iter().map(|one| one.part).collect();
+        let groups: Vec<usize> = tensors.iter().map(|one| one.groups).collect();
+        let mut entries: Vec<Entry> = tensors.into_iter().map(|one| one.entry).collect();
         let precise = entries.iter();
         let precise: Vec<bool> = precise
             .map(|entry| is_precise(&entry.name, entry.elements()))
             .collect();
         let placed = place(&mut entries, &of_matrices, &precise, self.ranks);
-        let units = units(&of_matrices, &entries, &placed);
-        let mut unit_of = vec![None; entries.len()];
-        for (index, unit) in units.iter().enumerate() {
-            unit.entries
-                .iter()
-                .for_each(|entry| unit_of[*entry] = Some(index));
-        }
-        let mut layout = Layout {
+        let whole = units(&of_matrices, &entries, &placed);
+        let tails: Vec<Range<usize>> = placed.tails.into_iter().map(|(_, tail)| tail).collect();
+        let bundles = whole.iter().map(|unit| unit.trained.clone());
+        let vectors = Cover::new([placed.matrices..placed.trained.end]);
+        let grained = grains_of_bundles(bundles.chain([vectors]), &tails);
+        let (units, units_of) = in_groups(whole, &entries, &groups);
+        Layout {
             finding: Finding::new(&entries, &units),
             stored: stored(&entries),
             parts,
             units,
             stages: None,
             shard_group_size: None,
-            grained: Vec::new(),
-            unit_of,
+            grained,
+            units_of,
             entries,
             matrix_elements: placed.matrices,
             trained: placed.trained,
             quantisable: placed.quantisable,
             weights: placed.weights,
             elements: placed.elements,
-            tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
-        };
-        layout.grained = layout.grains_of_bundles();
-        layout
+            tails,
+        }
     }
 }
 
@@ -248,18 +277,108 @@ fn units(parts: &[Layer], entries: &[Entry], placed: &Placed) -> Vec<Unit> {
     units
 }
 
+/// Makes units of groups, behind the unit that they are taken from. Returns the units of each entry too.
+fn in_groups(
+    whole: Vec<Unit>,
+    entries: &[Entry],
+    groups: &[usize],
+) -> (Vec<Unit>, Vec<Range<usize>>) {
+    let (mut units, mut units_of) = (Vec::new(), vec![0..0; entries.len()]);
+    for mut unit in whole {
+        let (grouped, others) = unit.entries.iter().partition(|entry| groups[**entry] > 1);
+        let grouped: Vec<usize> = grouped;
+        unit.entries = others;
+        let own = units.len();
+        for entry in &unit.entries {
+            units_of[*entry] = own..own + 1;
+        }
+        let of_groups = grouped.into_iter().flat_map(|entry| {
+            let first = entries[entry].offset;
+            let elements = entries[entry].elements() / groups[entry];
+            let starts = (0..groups[entry]).map(move |group| first + group * elements);
+            starts.map(move |start| (entry, start..start + elements))
+        });
+        let of_groups: Vec<(usize, Range<usize>)> = of_groups.collect();
+        let groups = of_groups.into_iter().map(|(entry, elements)| {
+            let [cover, trained, frozen] =
+                [&unit.cover, &unit.trained, &unit.frozen].map(|all| all.within(&elements));
+            Unit {
+                part: unit.part,
+                entries: vec![entry],
+                cover,
+                trained,
+                frozen,
+            }
+        });
+        let groups: Vec<Unit> = groups.collect();
+        let taken = Cover::joined(groups.iter().map(|group| group.cover.clone()));
+        for all in [&mut unit.cover, &mut unit.trained, &mut unit.frozen] {
+            *all = all.without(&taken);
+        }
+        units.push(unit);
+        for group in groups {
+            let entry = &mut units_of[group.entries[0]];
+            let number = units.len();
+            *entry = match entry.len() {
+                0 => number..number + 1,
+                _ => entry.start..number + 1,
+            };
+            units.push(group);
+        }
+    }
+    (units, units_of)
+}
+
+/// The ranges of bundles without their tails, each with the number of its first grain.
+fn grains_of_bundles(
+    bundles: impl Iterator<Item = Cover>,
+    tails: &[Range<usize>],
+) -> Vec<(Range<usize>, usize)> {
+    let ranges = bundles.flat_map(|bundle| bundle.ranges().to_vec());
+    let mut first = 0;
+    let count = |range: Range<usize>| {
+        let tail = tails.binary_search_by_key(&range.end, |tail| tail.end);
+        let range = range.start..tail.map_or(range.end, |tail| tails[tail].start);
+        let own = first;
+        first += range.len().div_ceil(GRAIN_ELEMENTS);
+        (range, own)
+    };
+    ranges.map(count).collect()
+}
+
 impl Layout {
     /// The units, in forward order. Vectors belong to none.
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The index in [`Layout::units`] of the unit that a matrix belongs to; none for vectors.
+    /// The index in [`Layout::units`] of the unit that a matrix belongs to; none for vectors, and for matrices in groups.
     pub fn unit_of(&self, entry: usize) -> Option<usize> {
-        self.unit_of[entry]
+        let units = &self.units_of[entry];
+        (units.len() == 1).then_some(units.start)
     }
 
-    /// The unit of a part; none if it has no matrix.
+    /// The units of a matrix: one, or those of its groups ([`LayoutBuilder::in_groups`]); none for vectors.
+    pub fn units_of(&self, entry: usize) -> Range<usize> {
+        self.units_of[entry].clone()
+    }
+
+    /// Whether every rank has whole grains of each group, and these are the grains that the norm has without groups.
+    pub fn groups_are_whole_grains(&self, ranks: usize) -> bool {
+        let groups = self.units_of.iter().filter(|units| units.len() > 1);
+        let mut groups = groups.flat_map(|units| &self.units[units.clone()]);
+        groups.all(|group| {
+            group.trained.ranges().iter().all(|range| {
+                let mut all = self.grained.iter().map(|(all, _)| all);
+                let all = all.find(|all| all.start <= range.start && range.end <= all.end);
+                let starts_grain =
+                    all.is_some_and(|all| (range.start - all.start).is_multiple_of(GRAIN_ELEMENTS));
+                starts_grain && range.len().is_multiple_of(ranks * GRAIN_ELEMENTS)
+            })
+        })
+    }
+
+    /// The first unit of a part, which has all its matrices that are not in groups; none if it has no matrix.
     pub fn unit_of_part(&self, part: Layer) -> Option<usize> {
         self.finding.units.get(&part).copied()
     }
@@ -276,20 +395,6 @@ impl Layout {
     /// first, then the vectors, all without their tails; those of other stages of a pipeline too.
     pub fn grained(&self) -> &[(Range<usize>, usize)] {
         &self.grained
-    }
-
-    fn grains_of_bundles(&self) -> Vec<(Range<usize>, usize)> {
-        let bundles = self.bundles().into_iter();
-        let ranges = bundles.flat_map(|bundle| bundle.ranges().to_vec());
-        let mut first = 0;
-        let count = |range: Range<usize>| {
-            let tail = self.tails.binary_search_by_key(&range.end, |tail| tail.end);
-            let range = range.start..tail.map_or(range.end, |tail| self.tails[tail].start);
-            let own = first;
-            first += range.len().div_ceil(GRAIN_ELEMENTS);
-            (range, own)
-        };
-        ranges.map(count).collect()
     }
 
     /// The elements that only other stages hold.
@@ -390,7 +495,7 @@ impl Layout {
             before.range().end == next.offset
                 && (before.role, before.dtype, before.codes) == (next.role, next.dtype, next.codes)
                 && before.shape[1..] == next.shape[1..]
-                && self.unit_of[pair[0]] == self.unit_of[pair[1]]
+                && self.units_of[pair[0]] == self.units_of[pair[1]]
         });
         let (first, last) = (of(entries.first()?), of(entries.last()?));
         let mut shape = first.shape.clone();
@@ -496,6 +601,51 @@ mod tests {
         ] {
             assert_eq!(joined(apart), None, "{apart:?}");
         }
+    }
+
+    /// A block with attention, experts and shared experts, whose experts are divided into so many groups.
+    fn with_experts(groups: usize) -> Layout {
+        let mut builder = LayoutBuilder::default();
+        for part in 0..2 {
+            builder.add(Layer::Block(part), format!("attention{part}"), &[64, 64]);
+            builder.add(Layer::Block(part), format!("experts{part}"), &[8, 64, 32]);
+            if groups > 1 {
+                builder.in_groups(groups);
+            }
+            builder.add(Layer::Block(part), format!("shared{part}"), &[50, 64]);
+            builder.add(Layer::Block(part), format!("norm{part}"), &[64]);
+        }
+        builder.for_ranks(Some(2)).build()
+    }
+
+    #[test]
+    fn groups_are_units_and_nothing_moves() {
+        let (whole, grouped) = (with_experts(1), with_experts(2));
+        assert_eq!(grouped.entries(), whole.entries());
+        assert_eq!(grouped.grained(), whole.grained());
+        assert_eq!(grouped.tails(), whole.tails());
+        assert_eq!((whole.units().len(), grouped.units().len()), (2, 2 * 3));
+        let experts = grouped.find("experts1").unwrap();
+        assert_eq!(grouped.units_of(experts), 4..6);
+        assert_eq!(grouped.unit_of(experts), None);
+        assert_eq!(grouped.unit_of_part(Layer::Block(1)), Some(3));
+        let offset = grouped.entries()[experts].offset;
+        for (number, unit) in grouped.units()[4..6].iter().enumerate() {
+            let start = offset + number * 4 * 64 * 32;
+            assert_eq!(unit.cover, Cover::new([start..start + 4 * 64 * 32]));
+            assert_eq!((unit.part, &unit.trained), (Layer::Block(1), &unit.cover));
+            assert_eq!(grouped.locate(&(start..start + 1)), Some(4 + number));
+        }
+        let all =
+            |layout: &Layout| Cover::joined(layout.units().iter().map(|unit| unit.cover.clone()));
+        assert_eq!(all(&grouped), all(&whole));
+        let own = Rank::all(2).map(|rank| grouped.own_trained(rank));
+        let own: Vec<Cover> = own.collect();
+        assert_eq!(own[0].elements(), own[1].elements());
+        assert_eq!(Cover::joined(own), whole.trained());
+        assert!(grouped.groups_are_whole_grains(2) && whole.groups_are_whole_grains(2));
+        assert!(!grouped.groups_are_whole_grains(3));
+        assert!(!with_experts(8).groups_are_whole_grains(2));
     }
 
     #[test]
