@@ -1,6 +1,7 @@
 //! Which elements of a layout a buffer holds, if it does not hold all.
 
 use crate::Rank;
+use std::iter;
 use std::ops::Range;
 
 /// Ranges of a layout that lie one after the other in a buffer. Every bound is a multiple of the padding.
@@ -43,8 +44,11 @@ impl Cover {
 
     /// The elements that lie within `range`.
     pub fn within(&self, range: &Range<usize>) -> Cover {
+        let first = self.ranges.partition_point(|own| own.end <= range.start);
+        let others = self.ranges[first..].iter();
+        let held = others.take_while(|own| own.start < range.end);
         let clipped = |own: &Range<usize>| own.start.max(range.start)..own.end.min(range.end);
-        Cover::new(self.ranges.iter().map(clipped))
+        Cover::new(held.map(clipped))
     }
 
     /// The elements that lie within the other cover too.
@@ -73,27 +77,23 @@ impl Cover {
 
     /// The elements that the other cover does not have.
     pub fn without(&self, other: &Cover) -> Cover {
-        let mut rest = self.clone();
-        for hole in &other.ranges {
-            let before = rest.within(&(0..hole.start)).ranges;
-            let after = rest.within(&(hole.end..usize::MAX)).ranges;
-            rest = Cover::new(before.into_iter().chain(after));
-        }
-        rest
+        let ends = other.ranges.iter().map(|hole| hole.end);
+        let starts = other.ranges.iter().map(|hole| hole.start);
+        let gaps = iter::once(0).chain(ends).zip(starts.chain([usize::MAX]));
+        Cover::joined(gaps.map(|(start, end)| self.within(&(start..end))))
     }
 
     /// Where a range of the layout lies in the buffer. None unless the buffer holds all of it, or if the range is
     /// empty.
     pub fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
-        let mut start = 0;
-        for own in &self.ranges {
-            if own.start <= range.start && range.start < own.end && range.end <= own.end {
-                let first = start + range.start - own.start;
-                return Some(first..first + range.len());
-            }
-            start += own.len();
-        }
-        None
+        let before = self.ranges.partition_point(|own| own.end <= range.start);
+        let own = self.ranges.get(before)?;
+        let holds = own.start <= range.start && range.end <= own.end;
+        holds.then(|| {
+            let start: usize = self.ranges[..before].iter().map(Range::len).sum();
+            let first = start + range.start - own.start;
+            first..first + range.len()
+        })
     }
 }
 

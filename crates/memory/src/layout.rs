@@ -363,18 +363,34 @@ impl Layout {
         self.units_of[entry].clone()
     }
 
+    /// The elements of a group of a matrix, by its unit, and its shape.
+    pub fn group(&self, entry: usize, unit: usize) -> (Range<usize>, Dims) {
+        let (units, entry) = (self.units_of(entry), &self.entries[entry]);
+        let mut shape = entry.shape.clone();
+        shape[0] /= units.len();
+        let elements = entry.elements() / units.len();
+        let start = entry.offset + (unit - units.start) * elements;
+        (start..start + elements, dims(&shape))
+    }
+
     /// Whether every rank has whole grains of each group, and these are the grains that the norm has without groups.
     pub fn groups_are_whole_grains(&self, ranks: usize) -> bool {
         let groups = self.units_of.iter().filter(|units| units.len() > 1);
         let mut groups = groups.flat_map(|units| &self.units[units.clone()]);
         groups.all(|group| {
-            group.trained.ranges().iter().all(|range| {
-                let mut all = self.grained.iter().map(|(all, _)| all);
-                let all = all.find(|all| all.start <= range.start && range.end <= all.end);
-                let starts_grain =
-                    all.is_some_and(|all| (range.start - all.start).is_multiple_of(GRAIN_ELEMENTS));
-                starts_grain && range.len().is_multiple_of(ranks * GRAIN_ELEMENTS)
-            })
+            let is_divided = group
+                .cover
+                .elements()
+                .is_multiple_of(ranks * GRAIN_ELEMENTS);
+            is_divided
+                && group.trained.ranges().iter().all(|range| {
+                    let mut all = self.grained.iter().map(|(all, _)| all);
+                    let all = all.find(|all| all.start <= range.start && range.end <= all.end);
+                    let starts_grain = all.is_some_and(|all| {
+                        (range.start - all.start).is_multiple_of(GRAIN_ELEMENTS)
+                    });
+                    starts_grain
+                })
         })
     }
 

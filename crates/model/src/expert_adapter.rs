@@ -91,12 +91,17 @@ impl ExpertAdapter {
             None => pass.temporary(self.kept.name(), [x.dims()[0], self.rank])?,
         };
         let a = factor(pass, &[(self.a, self.scale)])?;
-        grouped_product(pass, (kept.view_mut(), x), (a.view(), false), offsets)?;
+        grouped_product(
+            pass,
+            (kept.view_mut(), x),
+            (a.view(), false),
+            of_all(offsets),
+        )?;
         drop(a);
         if let Some(out) = out {
             let b = factor(pass, &[(self.b, 1.0)])?;
             let kept = ExpertRows::in_order(kept.view());
-            grouped_product(pass, (out, kept), (b.view(), false), offsets)?;
+            grouped_product(pass, (out, kept), (b.view(), false), of_all(offsets))?;
         }
         pass.put(self.kept, is_needed.then_some(kept));
         Ok(())
@@ -117,7 +122,12 @@ impl ExpertAdapter {
         pass.release(self.kept, kept);
         let mut through = pass.temporary("d_lora", [dy.dims()[0], self.rank])?;
         let b = factor(pass, &[(self.b, self.scale)])?;
-        grouped_product(pass, (through.view_mut(), dy), (b.view(), true), offsets)?;
+        grouped_product(
+            pass,
+            (through.view_mut(), dy),
+            (b.view(), true),
+            of_all(offsets),
+        )?;
         drop(b);
         let of_through = ExpertRows::in_order(through.view());
         grouped_gradient(pass, self.a, (of_through, x), offsets)?;
@@ -128,16 +138,22 @@ impl ExpertAdapter {
     pub(crate) fn input_gradient(&self, pass: &Pass, dx: Out, through: In, offsets: In) -> Result {
         let a = factor(pass, &[(self.a, 1.0)])?;
         let through = ExpertRows::in_order(through);
-        grouped_product(pass, (dx, through), (a.view(), true), offsets)
+        grouped_product(pass, (dx, through), (a.view(), true), of_all(offsets))
     }
 }
 
-/// `out = rows weights'`, each row with the matrix of its expert, or if `by_columns` `out = rows weights`.
+/// All experts of a table.
+fn of_all(offsets: In<'_>) -> (In<'_>, usize) {
+    (offsets, offsets.elements() - 1)
+}
+
+/// `out = rows weights'`, each row with the matrix of its expert, or if `by_columns` `out = rows weights`. Computes the rows of these of
+/// `of_experts` experts.
 pub(crate) fn grouped_product(
     pass: &Pass,
     (out, rows): (Out, ExpertRows),
     (weights, by_columns): (In, bool),
-    offsets: In,
+    (offsets, of_experts): (In, usize),
 ) -> Result {
     let mut scratch = scratch(pass, &[rows])?;
     Ok(pass.kernels().run(GroupedMatmul {
@@ -147,6 +163,7 @@ pub(crate) fn grouped_product(
         weights,
         by_columns,
         offsets,
+        of_experts,
     })?)
 }
 
@@ -162,15 +179,22 @@ pub(crate) fn grouped_gradient(
         return Ok(());
     }
     let mut scratch = scratch(pass, &[dy, rows])?;
-    let (out, init) = pass.accumulate(of).expect("it is trained");
-    Ok(kernels.run(GroupedGradient {
-        out,
-        scratch: scratch.view_mut(),
-        dy,
-        rows,
-        offsets,
-        init,
-    })?)
+    let of_experts = offsets.elements() - 1;
+    for group in pass.groups_of(of, of_experts) {
+        let open = pass.open_group(group.unit)?;
+        let (out, init) = pass.accumulate_group(of, group.unit);
+        kernels.run(GroupedGradient {
+            out,
+            scratch: scratch.view_mut(),
+            dy,
+            rows,
+            offsets: offsets.rows(group.experts.start..group.experts.end + 1),
+            of_experts,
+            init,
+        })?;
+        pass.close_group(open)?;
+    }
+    Ok(())
 }
 
 /// Scratch of a product.

@@ -24,6 +24,7 @@ mod config_error;
 mod deferred_gradients;
 mod error;
 mod expert_adapter;
+mod expert_groups;
 mod experts_config;
 mod features;
 mod flowing;
@@ -85,7 +86,7 @@ pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
     Family, HfConfigError, LeftOut, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError,
     OutgoingWeights, ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import,
-    import_adapter, loading_bytes, parameters_of_files, saving_bytes, write_adapter, write_model,
+    import_adapter, loading_bytes, saving_bytes, sources_of_files, write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};

@@ -114,7 +114,7 @@ impl Model {
     /// The unit of the matrices among some parameters; none if all are vectors.
     ///
     /// # Panics
-    /// If the matrices are of several units: a stage has only one on the device.
+    /// If the matrices are of several units: a stage has only one on the device. Matrices in groups do not count: their stage brings the groups.
     pub(crate) fn unit_of(&self, parameters: &[ParameterId]) -> Option<usize> {
         let units = parameters.iter().map(|id| self.index(*id));
         let mut units = units.filter_map(|entry| self.layout.unit_of(entry));
@@ -138,9 +138,16 @@ impl Model {
         let stages = architecture.stages_of(layers.clone());
         let head = (layers.end == self.layers()).then(|| &architecture.head_parameters[..]);
         let users = stages.map(|declared| &declared.parameters[..]).chain(head);
-        let mut units: Vec<usize> = users
-            .filter_map(|parameters| self.unit_of(parameters))
-            .collect();
+        let units = users.flat_map(|parameters| {
+            let groups = parameters
+                .iter()
+                .map(|id| self.layout.units_of(self.index(*id)));
+            let groups = groups.filter(|groups| groups.len() > 1).flatten();
+            // Behind its groups a stage goes back to its other matrices.
+            let own = self.unit_of(parameters);
+            own.into_iter().chain(groups).chain(own)
+        });
+        let mut units: Vec<usize> = units.collect();
         units.dedup();
         units
     }

@@ -244,13 +244,15 @@ impl Parameters {
 
     /// The place of each in the arenas. `is_precise(name, elements)` says whose states must not be quantised.
     pub fn layout(&self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
-        self.layout_for(None, is_precise)
+        self.layout_for(None, None, is_precise)
     }
 
-    /// As [`Parameters::layout`], for arenas that are divided among `ranks`.
+    /// As [`Parameters::layout`], for arenas that are divided among `ranks`. Matrices of experts are in groups of `experts` each, where they
+    /// have more; they are not if they are stored as codes, or files have all experts in one tensor.
     pub fn layout_for(
         &self,
         ranks: Option<usize>,
+        experts: Option<usize>,
         is_precise: impl Fn(&str, usize) -> bool,
     ) -> Layout {
         let mut builder = LayoutBuilder::default();
@@ -267,6 +269,11 @@ impl Parameters {
             builder.add_as((*role, *dtype), *part, name.clone(), shape);
             if let Some(codes) = codes {
                 builder.as_codes(*codes);
+                continue;
+            }
+            let is_by_expert = parameter.stored.is_by_expert();
+            if let Some(experts) = experts.filter(|experts| is_by_expert && *experts < shape[0]) {
+                builder.in_groups(shape[0] / experts);
             }
         }
         builder.for_ranks(ranks).build_precise(is_precise)

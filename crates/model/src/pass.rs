@@ -482,7 +482,7 @@ impl<'a> Pass<'a> {
             None => self.replay_whole(at),
         }?;
         // The replay may have released the unit of the stage that asked for it, which goes on now.
-        self.use_matrices(self.running.at, self.running.is_backward)
+        self.use_own_matrices()
     }
 
     /// Runs a stage in one direction, and checks that it pulls all that it declares to read.
@@ -532,6 +532,11 @@ impl<'a> Pass<'a> {
             Some(unit) if reads => self.use_unit(unit),
             _ => Ok(()),
         }
+    }
+
+    /// The same for the running stage, which has used groups of experts since.
+    pub(crate) fn use_own_matrices(&mut self) -> Result {
+        self.use_matrices(self.running.at, self.running.is_backward)
     }
 
     /// Brings a unit of weights to the device, where it stays until another is used, and starts fetching the next

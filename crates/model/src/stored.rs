@@ -34,6 +34,11 @@ pub enum Stored {
 }
 
 impl Stored {
+    /// Whether these are the matrices of experts, each in tensors of its own.
+    pub(crate) fn is_by_expert(self) -> bool {
+        matches!(self, Stored::ByExpert(_))
+    }
+
     /// The shape in files of a parameter with this shape, if it is one tensor there.
     pub(crate) fn shape(self, shape: &[usize]) -> Vec<usize> {
         match (self, shape) {

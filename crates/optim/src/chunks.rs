@@ -2,7 +2,7 @@
 
 use crate::form::{Form, holding};
 use crate::segment::{Round, Segment, rounds};
-use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
+use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank};
 use std::ops::Range;
 
 /// Files are read and written in multiples of this many bytes.
@@ -11,7 +11,8 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// A part of an update whose states, gradients and weights are on the device together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
-    pub(crate) part: Layer,
+    /// The unit that it is a part of.
+    pub(crate) unit: usize,
     /// The round that this chunk updates.
     pub(crate) round: Round,
     /// This rank's ranges of the round, padding included. Empty if this rank has no piece of the round's tensors; it
@@ -55,8 +56,8 @@ impl Chunk {
 pub(crate) struct Chunks {
     /// In the order of updates.
     pub(crate) all: Vec<Chunk>,
-    /// Every part of the model, with the number of chunks up to its end.
-    pub(crate) part_ends: Vec<(Layer, usize)>,
+    /// Every unit with trained matrices, with the number of chunks up to its end.
+    pub(crate) unit_ends: Vec<(usize, usize)>,
     /// The elements of all chunks, those of other ranks included.
     pub(crate) cover: Cover,
     /// The ranges of chunks whose states live elsewhere, each with its chunk's index, in the order of the layout.
@@ -76,7 +77,7 @@ impl Chunks {
     ) -> Chunks {
         let mut chunks = Chunks {
             all: Vec::new(),
-            part_ends: Vec::new(),
+            unit_ends: Vec::new(),
             cover: Cover::default(),
             by_start: Vec::new(),
             away: 0,
@@ -92,15 +93,17 @@ impl Chunks {
             _ => 1,
         };
         let own = layout.own_trained(rank);
-        for (unit, is_away) in parts(layout, homes) {
+        let mut updated = Vec::new();
+        for (number, is_away) in units(layout, homes) {
+            let unit = &layout.units()[number];
             if is_away || all_parts {
-                chunks.cover = Cover::joined([chunks.cover, unit.trained.clone()]);
+                updated.push(unit.trained.clone());
                 let most = |block: Range<usize>| {
                     let states = if is_away { form.bytes(&block) } else { 0 };
                     let bytes = states + block.len() * gradient_size;
                     homes.chunk_bytes.checked_div(bytes)
                 };
-                let rounds = rounds(layout, form, &unit.trained, rank).into_iter();
+                let rounds = rounds(layout, form, (&unit.trained, &own), rank).into_iter();
                 for round in rounds.flat_map(|round| cut(round, most)) {
                     let ranges = round.iter().map(|one| own.within(&one.range));
                     let ranges = ranges.flat_map(|cover| cover.ranges().to_vec());
@@ -111,11 +114,12 @@ impl Chunks {
                         0
                     };
                     let bytes = [states.next_multiple_of(alignment), gradient_size];
-                    chunks.push(unit.part, (round, ranges), bytes);
+                    chunks.push(number, (round, ranges), bytes);
                 }
             }
-            chunks.part_ends.push((unit.part, chunks.all.len()));
+            chunks.unit_ends.push((number, chunks.all.len()));
         }
+        chunks.cover = Cover::joined(updated);
         chunks.by_start.sort_by_key(|(range, _)| range.start);
         chunks
     }
@@ -123,7 +127,7 @@ impl Chunks {
     /// Adds a chunk. It takes `state_bytes` of the store, and `gradient_size` bytes of gradient per element.
     fn push(
         &mut self,
-        part: Layer,
+        unit: usize,
         (round, ranges): (Round, Vec<Range<usize>>),
         [state_bytes, gradient_size]: [usize; 2],
     ) {
@@ -141,7 +145,7 @@ impl Chunks {
         });
         let elements: usize = ranges.iter().map(Range::len).sum();
         self.all.push(Chunk {
-            part,
+            unit,
             round,
             ranges,
             away,
@@ -160,10 +164,10 @@ impl Chunks {
         number / self.all.len() * self.away + ordinal
     }
 
-    /// Whether it begins a run of chunks of one part for which `of` gives the same value.
+    /// Whether it begins a run of chunks of one unit for which `of` gives the same value.
     pub(crate) fn begins_run<T: PartialEq>(&self, number: usize, of: impl Fn(&Chunk) -> T) -> bool {
         let index = number % self.all.len();
-        let of = |index: usize| (self.all[index].part, of(&self.all[index]));
+        let of = |index: usize| (self.all[index].unit, of(&self.all[index]));
         index == 0 || of(index - 1) != of(index)
     }
 
@@ -186,7 +190,7 @@ impl Chunks {
 }
 
 /// The units with trained matrices, in the order of updates, each with whether its states live elsewhere.
-fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
+fn units(layout: &Layout, homes: &Homes) -> Vec<(usize, bool)> {
     let units = layout.units().iter();
     let blocks = units.clone().filter_map(|unit| match unit.part {
         Layer::Block(block) => Some(block + 1),
@@ -200,13 +204,17 @@ fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
         Layer::Block(block) => block >= first_away,
         _ => away > 0,
     };
-    let trained = units.filter(|unit| unit.trained.elements() > 0);
+    let trained = units
+        .enumerate()
+        .filter(|(_, unit)| unit.trained.elements() > 0);
     let is_away = |part| homes.states != Home::Device && is_of_fraction(part);
-    let mut parts: Vec<_> = trained.map(|unit| (unit, is_away(unit.part))).collect();
+    let mut units: Vec<_> = trained
+        .map(|(number, unit)| (number, is_away(unit.part)))
+        .collect();
     if homes.gradients == Home::Released {
-        parts.reverse();
+        units.reverse();
     }
-    parts
+    units
 }
 
 /// Cuts a segment into parts of about equal size. `most` gives the largest number of quantised blocks of a part; a part
@@ -273,7 +281,7 @@ mod tests {
     fn chunks_are_of_about_equal_size() {
         let all = chunks(&homes(Home::Pinned, 1.0), MomentFormat::F32);
         assert_eq!(ranges(&all), [0..256, 256..768, 768..1280, 1280..1536]);
-        assert_eq!(all.part_ends, [(Layer::Block(0), 1), (Layer::Block(1), 4)]);
+        assert_eq!(all.unit_ends, [(0, 1), (1, 4)]);
         assert_eq!((all.away, all.away_bytes), (4, 6 * 2048));
     }
 
@@ -315,8 +323,8 @@ mod tests {
         };
         let all = chunks(&backward, MomentFormat::F32);
         let held = all.holding(&(100..900));
-        let held: Vec<_> = held.map(|(chunk, range)| (chunk.part, range)).collect();
-        let [first, second] = [Layer::Block(0), Layer::Block(1)];
+        let held: Vec<_> = held.map(|(chunk, range)| (chunk.unit, range)).collect();
+        let [first, second] = [0, 1];
         assert_eq!(
             held,
             [(first, 100..256), (second, 256..768), (second, 768..900)]

@@ -12,7 +12,8 @@ use crate::update::{SCRATCH, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{Account, BlockFile, Kernels, NormAndClip, Result};
 use memory::{
-    Buffer, Category, DType, Homes, In, Layer, Layout, Memory, OutOfMemory, Phase, Rank, UpdateTime,
+    Buffer, Category, DType, Homes, In, Layer, Layout, Memory, OutOfMemory, Phase, Rank, Unit,
+    UpdateTime,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -76,17 +77,18 @@ impl Optimizer {
         });
         let streamed = streamed.transpose()?;
         let chunks = streamed.as_ref().map(Streamed::chunks);
-        let (mut resident, mut at_once) = (layout.own_trained(rank), layout.trained());
+        let own = layout.own_trained(rank);
+        let (mut resident, mut at_once) = (own.clone(), layout.trained());
         if let Some(chunks) = chunks {
             resident = resident.without(&chunks.away_cover());
             at_once = at_once.without(&chunks.cover);
         }
         let released = chunks.filter(|_| is_released);
         let clips = released.map(|chunks| {
-            let (category, dims) = (Category::OptimizerState, [chunks.part_ends.len(), 2]);
+            let (category, dims) = (Category::OptimizerState, [chunks.unit_ends.len(), 2]);
             memory.lease_persistent(category, "clips", dims, DType::F32)
         });
-        let rounds = rounds(layout, &form, &at_once, rank);
+        let rounds = rounds(layout, &form, (&at_once, &own), rank);
         let rooms = rounds.iter().map(|round| room_bytes(&form, round, rank));
         Ok(Optimizer {
             memory: memory.clone(),
@@ -183,7 +185,11 @@ impl Optimizer {
         // Entered in the first step too, although nothing is pending, so that all steps have the same peaks.
         let _place = self.memory.enter(Phase::Optimizer, part);
         let _account = kernels.count_to_step_before(Account::Update);
-        self.update_part(kernels, weights, gradients, part)
+        let is_updated = |unit: &Unit| unit.part == part && unit.trained.elements() > 0;
+        match self.layout.units().iter().rposition(is_updated) {
+            Some(last) => self.update_to(kernels, weights, gradients, Some(last)),
+            None => Ok(()),
+        }
     }
 
     /// Comes before the last micro-batch's backward pass: starts to bring what the update needs, as far as the slots have room.
@@ -221,21 +227,23 @@ impl Optimizer {
         };
         let _place = self.memory.enter(Phase::Optimizer, part);
         let _account = kernels.count_to(Account::Update);
-        let (before, row) = (streamed.under_way(), streamed.number_of(part));
+        let unit = self.layout.unit_of_part(part);
+        let unit = unit.expect("what has gradients of its own has a unit");
+        let (before, row) = (streamed.under_way(), streamed.place_of(unit));
         self.is_pending = true;
         kernels.run(NormAndClip {
             out: clips.view_mut().rows(row..row + 1).reshape([2]),
-            grains: gradients.unit_grains(part),
+            grains: gradients.unit_grains(unit),
             loss,
             max_norm: None,
         })?;
-        streamed.begin_part(kernels)?;
+        streamed.begin_unit(kernels)?;
         let clip = clips.view().rows(row..row + 1).reshape([2]);
         let sources = self.states.sources(weights, gradients, Some(clip));
-        streamed.update_part(kernels, sources, part)?;
+        streamed.update_to(kernels, sources, Some(unit))?;
         if let Some(before) = before {
-            streamed.wait_for(kernels, before)?;
-            gradients.release(before);
+            streamed.wait_for(kernels, Some(before))?;
+            gradients.release(|unit| unit == before);
         }
         Ok(())
     }
@@ -267,9 +275,9 @@ impl Optimizer {
         self.update_at_once(kernels, weights, gradients, (loss, max_norm), room.as_mut())?;
         match &mut self.streamed {
             Some(streamed) if is_released => {
-                streamed.wait_for(kernels, Layer::Whole)?;
+                streamed.wait_for(kernels, None)?;
                 assert!(streamed.is_updated(), "all parts are updated");
-                gradients.release(Layer::Whole);
+                gradients.release(|_| true);
                 self.is_pending = false;
             }
             Some(streamed) => {
@@ -308,14 +316,13 @@ impl Optimizer {
         if self.is_pending && weights.is_on_host() {
             for unit in weights.begin_update().iter() {
                 weights.use_unit(kernels, *unit)?;
-                let part = self.layout.units()[*unit].part;
-                self.update_part(kernels, weights, gradients, part)?;
+                self.update_to(kernels, weights, gradients, Some(*unit))?;
                 weights.gather_updated_unit(kernels, *unit)?;
                 weights.look_ahead(kernels)?;
             }
             weights.end_pass(kernels)?;
         }
-        Ok(self.update_part(kernels, weights, gradients, Layer::Whole)?)
+        Ok(self.update_to(kernels, weights, gradients, None)?)
     }
 
     fn upload_numbers(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
@@ -365,20 +372,20 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Runs the pending updates of all parts up to this one, in the order of the layout's units, before the computation
-    /// goes on. The part's weights must be on the device; [`Layer::Whole`] needs those of all parts.
-    fn update_part(
+    /// Runs the pending updates of all units up to this one, or of all, in the order of the layout, before the computation goes on. Their
+    /// weights must be on the device.
+    fn update_to(
         &mut self,
         kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
-        part: Layer,
+        unit: Option<usize>,
     ) -> Result {
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
                 let sources = self.states.sources(weights, gradients, None);
-                streamed.update_part(kernels, sources, part)?;
-                streamed.wait_for(kernels, part)?;
+                streamed.update_to(kernels, sources, unit)?;
+                streamed.wait_for(kernels, unit)?;
                 self.is_pending = !streamed.is_updated();
                 Ok(())
             }

@@ -50,16 +50,20 @@ impl Segment {
     }
 }
 
-/// The rounds that update a cover, group by group. A rule that updates ranges gets only this rank's own ranges. A rule
+/// The rounds that update a cover, group by group. A rule that updates ranges gets only this rank's `own` ranges. A rule
 /// that updates whole tensors gets every tensor, since ranks update these together.
-pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) -> Vec<Round> {
+pub(crate) fn rounds(
+    layout: &Layout,
+    form: &Form,
+    (cover, own): (&Cover, &Cover),
+    rank: Rank,
+) -> Vec<Round> {
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(number, group)| {
         let whole = || tensors_of(layout, (number, group), cover, rank);
         let (segments, at_once) = match group.rule {
             Rule::Ranges(_) => {
-                let own = cover.within_all(&layout.own_trained(rank));
-                let own = own.within_all(&group.cover);
+                let own = own.within_all(cover).within_all(&group.cover);
                 (segments_of(layout, form, &own, number), 1)
             }
             Rule::Matrices(_) => (whole(), rank.of),

@@ -1,20 +1,20 @@
 //! Updates in chunks: states, gradients and weights that live elsewhere come to the device for their update, and go
 //! back.
 //!
-//! A chunk is a range of one part's matrices, or this rank's pieces of tensors that ranks update together. Its states
+//! A chunk is a range of one unit's matrices, or this rank's pieces of tensors that ranks update together. Its states
 //! and gradients that live elsewhere are uploaded into a slot and updated there. States are then downloaded. Each of
 //! these has its own queue, so that copies both ways and updates run beside one another and beside the computation. A
-//! chunk's weights are already on the device: the caller that updates a part brings them. Six waits order this, and
+//! chunk's weights are already on the device: the caller that updates a unit brings them. Six waits order this, and
 //! each is needed; states in a file need those of [`crate::disk`] too:
 //!
 //! | who waits | for what | otherwise |
 //! |---|---|---|
-//! | the updates | the computation so far, once an update or a released part ([`FINAL`]) | they read gradients, and write weights, too early |
+//! | the updates | the computation so far, once an update or a released unit ([`FINAL`]) | they read gradients, and write weights, too early |
 //! | the upload of gradients | their download, once an update ([`GRADIENTS_LEFT`]) | it sends those of an earlier step |
 //! | the upload | the slot's last download ([`LEFT`]) | it writes over states that are being sent |
 //! | the update | the chunk's upload ([`CAME`]) | it reads what was in the slot before |
 //! | the download | the chunk's update ([`UPDATED`]) | it sends states and weights as they were |
-//! | the computation, once a part | the part's last update ([`WRITTEN`]) | it reads weights as they were, and writes over gradients |
+//! | the computation, once a unit | the unit's last update ([`WRITTEN`]) | it reads weights as they were, and writes over gradients |
 //!
 //! No other wait is needed. Slots are used in turn, and queues keep their order, so a chunk's last download is over
 //! before it is uploaded again: its slot, or one used later, has been emptied by then. The next gradients are written
@@ -29,7 +29,7 @@ use crate::store::{PinnedStore, Store};
 use crate::tensor_states::TensorStates;
 use crate::update::{SCRATCH, room_bytes, update};
 use kernels::{BlockFile, Event, Kernels, Queue, Result};
-use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, Memory, Out, OutOfMemory, Rank};
+use memory::{Buffer, Category, DType, Home, Homes, Layout, Memory, Out, OutOfMemory, Rank};
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Weights};
@@ -194,20 +194,20 @@ impl Streamed {
         self.advance(kernels, Some(gradients))
     }
 
-    /// Begins the update of a part. The computation has been given its gradients.
-    pub(crate) fn begin_part(&mut self, kernels: &Kernels) -> Result {
+    /// Begins the update of a unit. The computation has been given its gradients.
+    pub(crate) fn begin_unit(&mut self, kernels: &Kernels) -> Result {
         let asked = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Update, asked, FINAL)
     }
 
-    /// Enqueues the updates of the remaining chunks up to the end of a part; of all chunks for [`Layer::Whole`].
-    pub(crate) fn update_part(
+    /// Enqueues the updates of the remaining chunks up to the end of a unit, or of all.
+    pub(crate) fn update_to(
         &mut self,
         kernels: &Kernels,
         (mut sources, tensor_states): (Sources, &mut TensorStates),
-        part: Layer,
+        unit: Option<usize>,
     ) -> Result {
-        let end = self.end_of(part);
+        let end = self.end_of(unit);
         while self.updated < end {
             self.update_chunk(kernels, &mut sources, tensor_states)?;
             self.advance(kernels, Some(sources.gradients))?;
@@ -215,10 +215,10 @@ impl Streamed {
         Ok(())
     }
 
-    /// Makes the computation wait for the updates, already enqueued, of the chunks up to the end of a part.
-    pub(crate) fn wait_for(&mut self, kernels: &Kernels, part: Layer) -> Result {
-        let end = self.end_of(part);
-        assert!(end <= self.updated, "the part's update has been asked for");
+    /// Makes the computation wait for the updates, already enqueued, of the chunks up to the end of a unit, or of all.
+    pub(crate) fn wait_for(&mut self, kernels: &Kernels, unit: Option<usize>) -> Result {
+        let end = self.end_of(unit);
+        assert!(end <= self.updated, "the unit's update has been asked for");
         if self.awaited < end {
             let mut updates =
                 (self.awaited..end).map(|number| self.updates[number % self.updates.len()]);
@@ -232,19 +232,19 @@ impl Streamed {
         Ok(())
     }
 
-    /// The index of a part in the order of updates.
-    pub(crate) fn number_of(&self, part: Layer) -> usize {
+    /// The place of a unit in the order of updates.
+    pub(crate) fn place_of(&self, unit: usize) -> usize {
         let number = self
             .chunks
-            .part_ends
+            .unit_ends
             .iter()
-            .position(|(own, _)| *own == part);
-        number.expect("all parts are updated")
+            .position(|(own, _)| *own == unit);
+        number.expect("all units are updated")
     }
 
-    /// The part that was updated last, unless the computation already waits for it.
-    pub(crate) fn under_way(&self) -> Option<Layer> {
-        (self.awaited < self.updated).then(|| self.chunks.at(self.updated - 1).part)
+    /// The unit that was updated last, unless the computation already waits for it.
+    pub(crate) fn under_way(&self) -> Option<usize> {
+        (self.awaited < self.updated).then(|| self.chunks.at(self.updated - 1).unit)
     }
 
     /// Whether every chunk is updated before what the computation does next.
@@ -252,12 +252,12 @@ impl Streamed {
         self.awaited == self.due
     }
 
-    /// The number of chunks up to the end of a part. For a part without chunks, the number of updated ones.
-    fn end_of(&self, part: Layer) -> usize {
-        let mut ends = self.chunks.part_ends.iter();
-        let end = match part {
-            Layer::Whole => Some(self.chunks.all.len()),
-            _ => ends.find(|(own, _)| *own == part).map(|(_, end)| *end),
+    /// The number of chunks up to the end of a unit, or of all. For a unit without chunks, the number of updated ones.
+    fn end_of(&self, unit: Option<usize>) -> usize {
+        let mut ends = self.chunks.unit_ends.iter();
+        let end = match unit {
+            None => Some(self.chunks.all.len()),
+            Some(unit) => ends.find(|(own, _)| *own == unit).map(|(_, end)| *end),
         };
         end.map_or(self.awaited, |end| self.due - self.chunks.all.len() + end)
     }
@@ -328,7 +328,7 @@ impl Streamed {
         let chunk = self.chunks.at(number);
         let queue = queue(chunk);
         if self.chunks.begins_run(number, self::queue) {
-            sources.weights.ready(kernels, queue, chunk.part)?;
+            sources.weights.ready(kernels, queue, chunk.unit)?;
         }
         let slots = self.slots.len().max(1);
         let slot = self.slots.get_mut(number % slots);

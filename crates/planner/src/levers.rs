@@ -10,7 +10,7 @@ use crate::on_paper::StepOnPaper;
 use crate::rates::NVLINK_RANKS;
 use data::{Format, Inputs};
 use kernels::Target;
-use memory::{DType, Home};
+use memory::{DType, Home, Window};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
 use rayon::prelude::*;
@@ -29,6 +29,9 @@ const BLOCK_INPUT: &str = "block_input";
 
 /// Tokens of a tile: so many rows still fill a GPU in every product.
 const TILE_TOKENS: usize = 8192;
+
+/// Units that the experts of a layer are divided into.
+const EXPERT_UNITS: usize = 8;
 
 /// The rank of adapters that are offered.
 const ADAPTER_RANK: usize = 16;
@@ -119,6 +122,7 @@ pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
             |run| run.may_go(&run.settings.homes.states).then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))),
         lever("weights on the host", "weights on the host (--offload-parameters pinned)", Setup::weights_on_host),
         lever("gradients on the host", "gradients on the host (--offload-gradients pinned)", Setup::gradients_on_host),
+        lever("{expert_unit} experts of a layer at a time", "{expert_unit} experts of a layer at a time (--expert-unit {expert_unit})", Setup::units_of_experts),
         lever("gradients released in the backward pass, no clipping",
             "gradients released in the backward pass, without clipping (optim.release=backward)", Setup::released_gradients),
         lever("recompute full, in tiles of {tile} tokens", "full recompute, in tiles of tokens (memory.tile_tokens)", Setup::tiles),
@@ -231,6 +235,7 @@ impl Setup {
             ("{accum}", settings.accum),
             ("{seq}", settings.seq),
             ("{tile}", settings.tile_tokens.unwrap_or_default()),
+            ("{expert_unit}", settings.expert_unit.unwrap_or_default()),
         ];
         let words = words.to_string();
         figures.into_iter().fold(words, |words, (name, figure)| {
@@ -442,6 +447,30 @@ impl Setup {
         helps.then(|| set!(collectives.zero = Some(zero), zero.stage()))
     }
 
+    /// An eighth of a layer's experts in a unit; none where that many come already, or experts do not come and go. Host memory then
+    /// brings weights in turn, because a pass does not update a block's experts together.
+    fn units_of_experts(&self) -> Option<Change> {
+        let settings = &self.settings;
+        let experts = settings.model.experts.as_ref()?.count / EXPERT_UNITS;
+        let homes = &settings.homes;
+        let zero = settings.ranks.as_ref().map(|ranks| ranks.zero);
+        let come_and_go = homes.weights != Home::Device
+            || homes.gradients == Home::Pinned
+            || zero >= Some(Zero::Gradients);
+        let helps =
+            experts > 0 && come_and_go && settings.expert_unit.is_none_or(|now| now > experts);
+        let units = set!(memory.expert_unit = Some(experts), experts);
+        let change = match homes.weights != Home::Device && homes.window == Window::Forward {
+            true => units.and(&set!(offload.window = Window::End, "end")),
+            false => units,
+        };
+        let changed = helps.then(|| self.with(&change))??.settings;
+        changed
+            .layout(&changed.architecture())
+            .is_ok()
+            .then_some(change)
+    }
+
     /// No gradients but those of the block at work, without clipping, which needs the norm of them all; none where ranks add
     /// theirs up.
     fn released_gradients(&self) -> Option<Change> {
@@ -497,7 +526,16 @@ mod tests {
     fn levers_do_what_they_say() {
         let many = ["batch.micro=6", "data.seq=512", "eval.every=5"];
         let clauses = "recompute.layers={\"0\" = \"recompute: mlp\"}";
-        let runs: [(&[&str], Option<usize>); 4] = [
+        let experts = [
+            "train.device=cuda",
+            "model.family=mixtral",
+            "model.experts.count=64",
+            "model.experts.chosen=2",
+            "model.experts.ffn=64",
+            "offload.parameters=pinned",
+        ];
+        let runs: [(&[&str], Option<usize>); 5] = [
+            (&experts, None),
             (&many, None),
             (&["attention.backend=eager", "train.device=cuda"], None),
             (
@@ -534,6 +572,7 @@ mod tests {
             }
         }
         assert!(said.len() > 60, "{}: {said:?}", said.len());
+        assert!(said.contains("memory.expert_unit=8offload.window=end"));
     }
 
     #[test]

@@ -7,10 +7,10 @@ use crate::read_back::widened;
 use crate::session::Session;
 use files::{Disk, TensorSource, host_room, narrow, writing_order};
 use kernels::Kernels;
-use memory::{DType, Layer, Memory, Phase};
+use memory::{DType, Layer, Layout, Memory, Phase};
 use model::{
     Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
-    parameters_of_files, write_adapter, write_model,
+    sources_of_files, write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -161,9 +161,10 @@ struct Reader<'a> {
     weights: &'a mut Weights,
     /// Whether units are gathered from ranks. Otherwise this rank has everything.
     gathers: bool,
-    /// The parameters in the order of a model's files, which is the same on all ranks.
-    order: Vec<usize>,
-    /// Number of parameters read, the current one included.
+    /// The parameters in the order of a model's files, which is the same on all ranks, each with the unit that is gathered for it, if any.
+    /// Parameters in groups come once for each group.
+    order: Vec<(usize, Option<usize>)>,
+    /// How many of these were read, the current one included.
     read: usize,
 }
 
@@ -172,14 +173,18 @@ impl<'a> Reader<'a> {
         let gathers = session.gathers();
         let (parameters, indices) = session.exported();
         let files = file_specs(&parameters, session.weights.dtype());
-        let sources = parameters_of_files(&parameters);
+        let sources = sources_of_files(&parameters);
+        let layout = session.weights.layout().clone();
         let order = writing_order(&files, MAX_SHARD_BYTES).into_iter();
-        let mut order: Vec<usize> = order.map(|tensor| indices[sources[tensor]]).collect();
+        let order = order.map(|tensor| {
+            let (parameter, first) = sources[tensor];
+            let index = indices[parameter];
+            (index, unit_of(&layout, gathers, (index, first)))
+        });
+        let mut order: Vec<(usize, Option<usize>)> = order.collect();
         order.dedup();
         if gathers {
-            let layout = session.weights.layout();
-            let units = order.iter().filter_map(|index| layout.unit_of(*index));
-            let mut units: Vec<usize> = units.collect();
+            let mut units: Vec<usize> = order.iter().filter_map(|(_, unit)| *unit).collect();
             units.dedup();
             session.weights.begin_pass(&units.into());
         }
@@ -203,36 +208,32 @@ impl<'a> Reader<'a> {
 
     /// Some elements of a parameter, which is the current one or comes later in the order.
     fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>> {
-        while self.current() != Some(index) {
+        let layout = self.weights.layout().clone();
+        let unit = unit_of(&layout, self.gathers, (index, elements.start));
+        while self.current() != Some((index, unit)) {
             self.turn_to_next()?;
         }
         let first = self.weights.layout().entries()[index].offset;
         let range = first + elements.start..first + elements.end;
         let bytes = host_room(range.len() * self.weights.dtype_of(&range).size_in_bytes());
         let mut bytes = bytes.map_err(WeightsError::Write)?;
-        match self.unit_of(index) {
+        match unit {
             Some(_) => self.kernels.download(&mut bytes, self.weights.flat(range)),
             None => self.weights.read(self.kernels, range, &mut bytes),
         }?;
         Ok(bytes)
     }
 
-    /// The unit that is gathered for a parameter, if any.
-    fn unit_of(&self, index: usize) -> Option<usize> {
-        let unit = self.weights.layout().unit_of(index);
-        unit.filter(|_| self.gathers)
-    }
-
-    fn current(&self) -> Option<usize> {
+    fn current(&self) -> Option<(usize, Option<usize>)> {
         Some(self.order[self.read.checked_sub(1)?])
     }
 
     /// Moves to the next parameter, and gathers it.
     fn turn_to_next(&mut self) -> Result {
         self.finish_current()?;
-        let index = self.order[self.read];
+        let (_, unit) = self.order[self.read];
         self.read += 1;
-        if let Some(unit) = self.unit_of(index) {
+        if let Some(unit) = unit {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.use_unit(self.kernels, unit)?;
         }
@@ -240,11 +241,7 @@ impl<'a> Reader<'a> {
     }
 
     fn finish_current(&mut self) -> Result {
-        if self
-            .current()
-            .and_then(|index| self.unit_of(index))
-            .is_some()
-        {
+        if let Some((_, Some(_))) = self.current() {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.look_ahead(self.kernels)?;
         }
@@ -258,6 +255,13 @@ impl<'a> Reader<'a> {
         }
         Ok(())
     }
+}
+
+/// The unit that is gathered for some elements of a parameter, by the first, if units are.
+fn unit_of(layout: &Layout, gathers: bool, (index, first): (usize, usize)) -> Option<usize> {
+    let first = layout.entries()[index].offset + first;
+    let unit = gathers.then(|| layout.locate(&(first..first + 1)));
+    unit.flatten()
 }
 
 /// Passes tensors to `write` as a source that reads them in chunks.

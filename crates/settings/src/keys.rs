@@ -513,6 +513,11 @@ keys! {
             .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
                       8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
                       down the number, and goes on with it."),
+        expert_unit: Option<usize> = optional(Kind::Whole(1), ("32", "all"),
+            "Experts of a layer whose matrices come to the device together, and whose gradients leave it together")
+            .details("For weights on the host, --zero 2 and 3, and gradients on the host: a layer's experts then take the room of two such \
+                      groups, not of all. It divides the number of experts.")
+            .flag("--expert-unit", "N", MEMORY).marks(&[KeepsBits]).needs(need::UNITS),
         tile_tokens: Option<usize> = optional(Kind::Whole(1), ("8192", "whole micro-batches"),
             "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")
             .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \

@@ -16,6 +16,7 @@ mod device;
 pub mod dotted;
 mod dpo;
 mod error;
+mod expert_unit;
 mod fp8;
 mod hints;
 mod homes;

@@ -52,6 +52,9 @@ mod rows {
     pub(crate) const GATHERED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::States),
         Warning("ranks that gather weights, from --zero 1 on"));
     pub(crate) const DIVIDED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::Weights), Warning("--zero 3"));
+    pub(crate) const UNITS: Need = need(
+        |run, homes| homes.weights != Home::Device || homes.gradients == Home::Pinned || run.zero() >= Some(Zero::Gradients),
+        Warning("weights or gradients that come and go: --zero 2 or 3, --offload-parameters, --offload-gradients"));
     pub(crate) const LORA: Need = need(|run, _| run.lora.rank.is_some(),
         Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
     pub(crate) const FP8: Need = need(|run, _| run.fp8.recipe != Fp8Recipe::Off,

@@ -3,6 +3,7 @@
 use super::attention::attention;
 use super::choices::{Graphs, KernelChoice};
 use super::error::ConfigError;
+use super::expert_unit;
 use super::fp8;
 use super::kernel_choice::{KernelFamily, PerFamily};
 use super::keys::HardwareConfig;
@@ -57,6 +58,8 @@ pub struct Settings {
     pub head_chunk: usize,
     /// Tokens in a tile of the stages that need no other token; none: whole micro-batches.
     pub tile_tokens: Option<usize>,
+    /// Experts of a layer that are a unit; none: all are part of their block's.
+    pub expert_unit: Option<usize>,
     /// How documents become sequences.
     pub packing: Packing,
     /// Evaluations and samples that run between steps; planned with them.
@@ -180,6 +183,7 @@ impl Settings {
             policy,
             head_chunk: config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK),
             tile_tokens: config.memory.tile_tokens,
+            expert_unit: config.memory.expert_unit,
             packing: config.packing(),
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
@@ -427,9 +431,10 @@ impl Settings {
         let ranks = self.ranks.as_ref().map(|ranks| ranks.rank.of);
         let is_quantised = self.states.moments == MomentFormat::Quantised;
         let patterns = NamePatterns::new(&self.states.f32_patterns);
-        let layout = parameters.layout_for(ranks, |name, elements| {
+        let layout = parameters.layout_for(ranks, self.expert_unit, |name, elements| {
             is_quantised && (elements < SMALLEST_QUANTISED || patterns.fit(name))
         });
+        expert_unit::check_layout(self, &layout)?;
         // The defaults name the norms and embeddings of all families.
         let defaults = Config::default().optim.f32_states;
         let f32_states = self.states.f32_patterns.iter();

@@ -31,7 +31,7 @@ impl GatheredWeights {
     pub(crate) fn of(arena: &Arena, rank: Rank, is_overlapped: bool) -> GatheredWeights {
         let layout = arena.layout();
         let keeps =
-            |cover: &Cover| cover.elements() > 0 && cover.within_all(arena.held()) == *cover;
+            |cover: &Cover| cover.elements() > 0 && arena.held().within_all(cover) == *cover;
         let kept = |bundle: Cover| {
             let shard = layout.shard(&bundle, rank);
             let is_shared = layout.ranks_of_shard(rank).count() > 1;

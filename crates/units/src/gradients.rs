@@ -7,7 +7,7 @@ use crate::stream::{OnDevice, UnitsOnDevice, finish_all, host_bytes};
 use crate::{Ranks, UnitError};
 use kernels::{Fill, Init, Kernels, Queue, Result};
 use memory::{
-    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, In, Layer, Layout, Memory, Out,
+    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, In, Layout, Memory, Out,
     OutOfMemory,
 };
 use std::ops::Range;
@@ -52,8 +52,8 @@ pub struct Gradients {
     part: usize,
     /// The virtual stage that adds now, counted over the whole pipeline.
     virtual_stage: usize,
-    /// For each part, which parameters it has contributed to.
-    touched: Vec<Vec<bool>>,
+    /// For each part, which parameters it has contributed to, and which groups of them.
+    touched: Vec<Vec<Vec<bool>>>,
     grains: Grains,
 }
 
@@ -110,7 +110,7 @@ impl Gradients {
             reducing,
             part: 0,
             virtual_stage: layout.stage().number,
-            touched: vec![vec![false; layout.entries().len()]; parts],
+            touched: vec![untouched(layout); parts],
             grains: Grains::lease(memory, layout)?,
         })
     }
@@ -162,7 +162,7 @@ impl Gradients {
                 let entries = touched.iter_mut().enumerate();
                 let own =
                     entries.filter(|(entry, _)| layout.virtual_stage_of(*entry) == virtual_stage);
-                own.for_each(|(_, touched)| *touched = false);
+                own.for_each(|(_, touched)| touched.fill(false));
             }
         }
     }
@@ -175,6 +175,7 @@ impl Gradients {
     fn forget(&mut self) {
         self.touched
             .iter_mut()
+            .flatten()
             .for_each(|touched| touched.fill(false));
     }
 
@@ -198,13 +199,25 @@ impl Gradients {
         let layout = self.resident.layout().clone();
         let (range, dims) = layout.joined(parameters)?;
         let init = self.touch_together(parameters);
-        let unit = layout.unit_of(parameters[0]);
-        let flat = match (unit, self.part.checked_sub(1), &mut self.units) {
+        let flat = self.place(layout.unit_of(parameters[0]), range);
+        Some((flat.reshape(dims), init))
+    }
+
+    /// The same for a group of a parameter ([`memory::LayoutBuilder::in_groups`]), by the group's unit.
+    pub fn accumulate_group(&mut self, parameter: usize, unit: usize) -> (Out<'_>, Init<'static>) {
+        let (range, dims) = self.layout().group(parameter, unit);
+        let group = unit - self.layout().units_of(parameter).start;
+        let init = self.touch(parameter, group);
+        (self.place(Some(unit), range).reshape(dims), init)
+    }
+
+    /// Where the part's gradients of a range are, which is of this unit if it is of any.
+    fn place(&mut self, unit: Option<usize>, range: Range<usize>) -> Out<'_> {
+        match (unit, self.part.checked_sub(1), &mut self.units) {
             (Some(unit), _, Some(units)) => units.get_open((unit, self.part)).flat_mut(&range),
             (_, None, _) => self.resident.flat_mut(range),
             (_, Some(other), _) => self.of_parts[other].flat_mut(range),
-        };
-        Some((flat.reshape(dims), init))
+        }
     }
 
     /// The same for several vectors that lie apart, in the layout's order.
@@ -218,7 +231,7 @@ impl Gradients {
 
     /// The same, each by itself.
     pub fn accumulate_all(&mut self, vectors: &[usize]) -> Vec<(Out<'_>, Init<'static>)> {
-        let inits: Vec<_> = vectors.iter().map(|one| self.touch(*one)).collect();
+        let inits: Vec<_> = vectors.iter().map(|one| self.touch(*one, 0)).collect();
         self.own_vectors(vectors).into_iter().zip(inits).collect()
     }
 
@@ -238,17 +251,17 @@ impl Gradients {
     }
 
     fn touch_together(&mut self, parameters: &[usize]) -> Init<'static> {
-        let touched = |parameter: &usize| self.touched[self.part][*parameter];
+        let touched = |parameter: &usize| self.touched[self.part][*parameter][0];
         assert!(
             parameters.iter().all(touched) || !parameters.iter().any(touched),
             "what is contributed to as one always is"
         );
-        let inits = parameters.iter().map(|parameter| self.touch(*parameter));
+        let inits = parameters.iter().map(|parameter| self.touch(*parameter, 0));
         inits.last().expect("there are some")
     }
 
-    fn touch(&mut self, parameter: usize) -> Init<'static> {
-        match std::mem::replace(&mut self.touched[self.part][parameter], true) {
+    fn touch(&mut self, parameter: usize, group: usize) -> Init<'static> {
+        match std::mem::replace(&mut self.touched[self.part][parameter][group], true) {
             false => Init::Overwrite,
             true => Init::Accumulate,
         }
@@ -259,7 +272,11 @@ impl Gradients {
         let layout = self.layout();
         let entries = layout.entries().iter().enumerate();
         let is_here = |index| layout.stage_of(index) == layout.stage().number;
-        let is_missing = |index: usize| self.touched.iter().any(|touched| !touched[index]);
+        let is_missing = |index: usize| {
+            self.touched
+                .iter()
+                .any(|touched| touched[index].contains(&false))
+        };
         entries
             .filter(|(index, entry)| {
                 entry.role.is_trained() && is_missing(*index) && is_here(*index)
@@ -274,10 +291,12 @@ impl Gradients {
     /// # Errors
     /// [`UnitError`] if the lease is refused or the device fails.
     pub fn fetch(&mut self, kernels: &Kernels, unit: usize) -> Result<(), UnitError> {
-        let layout = self.resident.layout().clone();
-        let entries = &layout.units()[unit].entries;
-        let is_begun = entries.iter().any(|entry| self.touched[0][*entry]);
-        match is_begun {
+        let layout = self.layout();
+        let is_begun = |entry: &usize| {
+            let units = layout.units_of(*entry);
+            self.touched[0][*entry][unit - units.start]
+        };
+        match layout.units()[unit].entries.iter().any(is_begun) {
             true => self.lease_unit(kernels, unit, true),
             false => Ok(()),
         }
@@ -360,7 +379,7 @@ impl Gradients {
         if self.overwrites_every_micro_batch() {
             let entries = &self.resident.layout().units()[unit].entries;
             for touched in &mut self.touched {
-                entries.iter().for_each(|entry| touched[*entry] = false);
+                entries.iter().for_each(|entry| touched[*entry].fill(false));
             }
         }
         self.open_matrices(kernels, unit)
@@ -472,12 +491,10 @@ impl Gradients {
         Ok(())
     }
 
-    /// Gives back the memory of a part's unit, or of all for [`Layer::Whole`]. The computation must already wait for
-    /// the update.
-    pub fn release(&mut self, part: Layer) {
-        let layout = self.resident.layout().clone();
+    /// Gives back the memory of some units. The computation must already wait for their updates.
+    pub fn release(&mut self, is_over: impl Fn(usize) -> bool) {
         if let Some(units) = &mut self.units {
-            units.release(|unit| part == Layer::Whole || layout.units()[unit].part == part);
+            units.release(is_over);
         }
     }
 
@@ -550,17 +567,15 @@ impl Gradients {
         self.grains.all()
     }
 
-    /// The sums of squares of the unit of a part, which are contiguous; none if the part has no unit.
-    pub fn unit_grains(&self, part: Layer) -> In<'_> {
-        let unit = self.layout().unit_of_part(part);
-        let cover = unit.map(|unit| &self.layout().units()[unit].trained);
-        self.grains.within(cover)
+    /// The sums of squares of a unit, which are contiguous.
+    pub fn unit_grains(&self, unit: usize) -> In<'_> {
+        self.grains.within(&self.layout().units()[unit].trained)
     }
 
     /// Reads a range, within one unit or the vectors, from pinned host memory; none if it does not live there.
     pub fn on_host(&self, range: &Range<usize>) -> Option<In<'_>> {
         let host = self.host()?;
-        self.layout().locate(range)?;
+        host.held().rows(range)?;
         Some(host.flat(range.clone()))
     }
 
@@ -617,6 +632,13 @@ impl Gradients {
     }
 }
 
+/// For each parameter, no contribution to any of its groups.
+fn untouched(layout: &Layout) -> Vec<Vec<bool>> {
+    let entries = 0..layout.entries().len();
+    let groups = entries.map(|entry| layout.units_of(entry).len().max(1));
+    groups.map(|groups| vec![false; groups]).collect()
+}
+
 /// Zeroes the padding behind a unit's tensors, because the norm and the update read it.
 fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result {
     let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
@@ -631,7 +653,7 @@ mod tests {
     use super::*;
     use kernels::SumInOrder;
     use kernels::cpu::Cpu;
-    use memory::LayoutBuilder;
+    use memory::{Layer, LayoutBuilder};
 
     /// Two units of one matrix each.
     fn layout() -> Rc<Layout> {

@@ -91,8 +91,8 @@ impl Grains {
     }
 
     /// The sums of a unit's grains, which are contiguous.
-    pub(crate) fn within(&self, unit: Option<&Cover>) -> In<'_> {
-        let all = unit.map_or(Vec::new(), |cover| grains_of(&self.layout, cover));
+    pub(crate) fn within(&self, unit: &Cover) -> In<'_> {
+        let all = grains_of(&self.layout, unit);
         let first = all.first().map_or(0, |(_, grains)| grains.start);
         let end = all.last().map_or(0, |(_, grains)| grains.end);
         self.sums.view().rows(first..end)

@@ -77,7 +77,10 @@ impl StreamedWeights {
         let rest = self.order.iter().skip(self.used.saturating_sub(1));
         let mut wanted = Vec::new();
         for unit in rest {
-            if wanted.len() < self.slots && !wanted.contains(unit) {
+            if wanted.len() == self.slots {
+                break;
+            }
+            if !wanted.contains(unit) {
                 wanted.push(*unit);
             }
         }

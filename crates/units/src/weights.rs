@@ -184,6 +184,12 @@ impl Weights {
         Some(arena.flat(range).reshape(dims))
     }
 
+    /// Reads the rows of a matrix that are a group ([`memory::LayoutBuilder::in_groups`]), by the group's unit, which must be in use.
+    pub fn group(&self, entry: usize, unit: usize) -> In<'_> {
+        let (range, dims) = self.layout().group(entry, unit);
+        self.arena_of(Some(unit)).flat(range).reshape(dims)
+    }
+
     /// Where a unit is on the device while it is used; vectors and buffers belong to none.
     fn arena_of(&self, unit: Option<usize>) -> &Arena {
         match (&self.streamed, unit) {
@@ -251,11 +257,8 @@ impl Weights {
 
     /// Reads a range of one tensor that stays on the device; none if it lives in host memory, or is stored as codes.
     pub fn on_device(&self, range: &Range<usize>) -> Option<In<'_>> {
-        match (self.host(), self.comes_with(range)) {
-            (Some(_), Some(_)) => None,
-            _ if self.coded(range).is_some() => None,
-            _ => Some(self.resident.flat(range.clone())),
-        }
+        let is_here = self.resident.held().rows(range).is_some() && self.coded(range).is_none();
+        is_here.then(|| self.resident.flat(range.clone()))
     }
 
     /// Sets a range of one tensor, as far as this rank holds it, between steps. A matrix that is stored as codes is set from its

@@ -4,7 +4,6 @@ use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
 use crate::stream::finish_all;
 use crate::{UnitError, Weights};
 use kernels::{Account, Kernels, Queue, Result};
-use memory::Layer;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,19 +41,18 @@ impl Weights {
         order
     }
 
-    /// Makes `queue` wait until the elements of a part's unit that are to be updated have arrived.
+    /// Makes `queue` wait until the elements of a unit that are to be updated have arrived.
     ///
     /// # Errors
     /// `KernelError` if the device fails.
-    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result {
-        let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
-        match (streamed, self.layout().unit_of_part(part)) {
-            (Some(streamed), Some(unit)) => kernels.wait(
+    pub fn ready(&self, kernels: &Kernels, queue: Queue, unit: usize) -> Result {
+        match self.streamed.as_ref().filter(|_| self.is_on_host()) {
+            Some(streamed) => kernels.wait(
                 queue,
                 streamed.units.get((unit, 0)).came,
                 CAME_TO_BE_UPDATED,
             ),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -54,7 +54,8 @@ operation! {
 
     /// A product an expert. The rows of expert `i` are those from `offsets [e + 1]` (i32) i to i + 1, of both `out [r, n]`
     /// and `rows`, m wide: `out = rows weights_i^T` with `weights [e, n, m]`, or if `by_columns` `out = rows weights_i` with
-    /// `weights [e, m, n]`. All of one type; sums are f32 and rounded once. `scratch` is f32 of
+    /// `weights [e, m, n]`. All of one type; sums are f32 and rounded once. These may be some of `of_experts` experts: rows of others keep
+    /// what they have, and a plan expects an equal share of rows for each. `scratch` is f32 of
     /// [`ExpertRows::scratch_elements`].
     GroupedMatmul "grouped_matmul": out [r, n], weights [e, _, _] {
         out: Out<'a> [r, n],
@@ -66,6 +67,7 @@ operation! {
         }],
         by_columns: bool,
         offsets: In<'a> [e + 1] i32,
+        of_experts: usize,
     }
 
     /// The gradient of the weights of [`GroupedMatmul`]: `out_i = init + dy^T rows` of the rows of expert `i`, with
@@ -77,6 +79,7 @@ operation! {
         dy: ExpertRows<'a> [dy.count(), n],
         rows: ExpertRows<'a> [dy.count(), m],
         offsets: In<'a> [e + 1] i32,
+        of_experts: usize,
         init: Init<'a> [] in_place,
     }
 
@@ -212,7 +215,7 @@ impl Contract for GroupedMatmul<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        self.out.elements() * self.rows.dims()[1]
+        self.out.elements() * self.rows.dims()[1] * self.weights.dims()[0] / self.of_experts
     }
 
     /// Rows, inner size, outputs, experts.
@@ -229,7 +232,7 @@ impl Contract for GroupedGradient<'_> {
 
     fn multiplications(&self) -> usize {
         let [rows, outputs] = self.dy.dims();
-        rows * outputs * self.rows.dims()[1]
+        rows * outputs * self.rows.dims()[1] * self.out.dims()[0] / self.of_experts
     }
 
     /// Outputs, rows, inner size, experts.

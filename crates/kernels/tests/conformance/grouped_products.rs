@@ -182,6 +182,7 @@ impl Product {
             weights: weights.view(),
             by_columns: self.by_columns,
             offsets: offsets.view(),
+            of_experts: offsets.view().elements() - 1,
         })?;
         Ok(vec![device.take(&out)])
     }
@@ -257,6 +258,7 @@ impl Gradient {
             dy,
             rows,
             offsets: offsets.view(),
+            of_experts: offsets.view().elements() - 1,
             init: self.start.init(&earlier),
         })?;
         Ok(vec![device.take(&out)])

@@ -32,7 +32,7 @@ pub(crate) use families::{ExpertNames, ExpertTensors};
 pub use keys::HfConfigError;
 pub use merge::AdapterWeights;
 pub use origin::{Origin, OriginError};
-pub use outgoing::{OutgoingWeights, file_specs, parameters_of_files};
+pub use outgoing::{OutgoingWeights, file_specs, sources_of_files};
 pub use quantisation::{PlainModules, Quantisation};
 pub use weights::{ModelWeights, ParameterPart, import};
 pub use wrapper::LeftOut;

@@ -94,10 +94,13 @@ pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     parameters.in_layout().flat_map(specs).collect()
 }
 
-/// The parameter that each tensor of a file comes from, by its index in the layout, in the order of [`file_specs`].
-pub fn parameters_of_files(parameters: &Parameters) -> Vec<usize> {
+/// The parameter that each tensor of a file comes from, by its index in the layout, and the place of the tensor's first element in it, in
+/// the order of [`file_specs`].
+pub fn sources_of_files(parameters: &Parameters) -> Vec<(usize, usize)> {
     let sources = sources(parameters).into_iter();
-    sources.map(|source| source.parameter).collect()
+    sources
+        .map(|source| (source.parameter, source.first))
+        .collect()
 }
 
 fn sources(parameters: &Parameters) -> Vec<Source> {

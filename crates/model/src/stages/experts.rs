@@ -4,7 +4,7 @@
 use super::{RouterChoice, RouterTables};
 use crate::activation::Dimension;
 use crate::expert_adapter::{ExpertAdapter, grouped_gradient, grouped_product};
-use crate::matrix::matrix;
+use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::stored::Stored;
@@ -58,13 +58,26 @@ impl ExpertLinear {
     /// `dx [r, inputs] = dy [r, outputs] W`.
     fn product(
         &self,
-        pass: &Pass,
-        product: (Out, ExpertRows),
+        pass: &mut Pass,
+        (mut out, rows): (Out, ExpertRows),
         offsets: In,
         by_columns: bool,
     ) -> Result {
-        let weights = matrix(pass, &[self.weight])?;
-        grouped_product(pass, product, (weights.view(), by_columns), offsets)
+        let of_experts = offsets.elements() - 1;
+        for group in pass.groups_of(self.weight, of_experts) {
+            let weights = match group.unit {
+                None => matrix(pass, &[self.weight])?,
+                Some(unit) => {
+                    pass.use_unit(unit)?;
+                    WeightMatrix::Stored(pass.group(self.weight, unit))
+                }
+            };
+            let offsets = offsets.rows(group.experts.start..group.experts.end + 1);
+            let product = (out.reborrow(), rows);
+            let weights = (weights.view(), by_columns);
+            grouped_product(pass, product, weights, (offsets, of_experts))?;
+        }
+        pass.use_own_matrices()
     }
 
     /// The adapter, if the pass has adapters.

@@ -90,7 +90,9 @@ fn architecture() -> Architecture {
 }
 
 fn layout(ranks: Option<usize>) -> Layout {
-    architecture().parameters.layout_for(ranks, |_, _| false)
+    architecture()
+        .parameters
+        .layout_for(ranks, None, |_, _| false)
 }
 
 #[test]

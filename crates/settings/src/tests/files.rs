@@ -233,6 +233,7 @@ fn full() -> Config {
             budget: Some(AutoOr::Number(Size::Percent(95.0))),
             force: true,
             head_chunk: AutoOr::Number(100),
+            expert_unit: Some(4),
             tile_tokens: Some(300),
         },
         hardware: HardwareConfig {

@@ -52,7 +52,7 @@ fn a_name_that_is_like_no_other_is_not_guessed_at() {
         ),
         (
             "--set memory.unheard_of_thing=1",
-            "hint: [memory] has limit, budget, force, head_chunk, tile_tokens; ",
+            "hint: [memory] has limit, budget, force, head_chunk, expert_unit, tile_tokens; ",
         ),
         ("--config nonsense", "hint: the presets are tiny, "),
     ] {

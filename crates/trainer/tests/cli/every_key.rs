@@ -58,7 +58,7 @@ const BASES: [Base; 19] = [
 ];
 
 /// Values of keys whose kind and default do not say what makes sense in a small run.
-const VALUES: [(&str, &str); 33] = [
+const VALUES: [(&str, &str); 34] = [
     ("checkpoint.keep_last", "1"),
     ("collectives.bucket_size", "8KiB"),
     ("data.path", "small.txt:2"),
@@ -76,6 +76,7 @@ const VALUES: [(&str, &str); 33] = [
     ("lr.decay_steps", "2"),
     ("memory.budget", "100KiB"),
     ("memory.limit", "1KiB"),
+    ("memory.expert_unit", "4"),
     ("memory.tile_tokens", "8"),
     ("model.family", "qwen3"),
     ("model.full_attention_layers", "[0]"),

@@ -98,19 +98,19 @@ pub const TABLE: &[(&str, Build)] = &[
     ("grouped_matmul", |m, o| {
         let ([t, r], [e, n, k]) = experts(m)?;
         let rows = ExpertRows { x: o.input(BF16, [t, k]), row_token: o.grouped(m, 2) };
-        some(GroupedMatmul { out: o.out(BF16, [r, n]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: false, offsets: o.grouped(m, 1)? })
+        some(GroupedMatmul { out: o.out(BF16, [r, n]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: false, offsets: o.grouped(m, 1)?, of_experts: e })
     }),
     ("grouped_matmul.data", |m, o| {
         let ([_, r], [e, n, k]) = experts(m)?;
         let rows = ExpertRows::in_order(o.input(BF16, [r, n]));
-        some(GroupedMatmul { out: o.out(BF16, [r, k]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: true, offsets: o.grouped(m, 1)? })
+        some(GroupedMatmul { out: o.out(BF16, [r, k]), scratch: o.out(F32, [0]), rows, weights: o.input(BF16, [e, n, k]), by_columns: true, offsets: o.grouped(m, 1)?, of_experts: e })
     }),
     ("grouped_gradient", |m, o| {
         let ([t, r], [e, n, k]) = experts(m)?;
         let rows = ExpertRows { x: o.input(BF16, [t, k]), row_token: o.grouped(m, 2) };
         some(GroupedGradient {
             out: o.changed(F32, [e, n, k]), scratch: o.out(F32, [0]), dy: ExpertRows::in_order(o.input(BF16, [r, n])), rows,
-            offsets: o.grouped(m, 1)?, init: Init::Accumulate,
+            offsets: o.grouped(m, 1)?, of_experts: e, init: Init::Accumulate,
         })
     }),
     ("matmul", |m, o| {

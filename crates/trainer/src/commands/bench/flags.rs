@@ -228,6 +228,10 @@ mod tests {
             ("--offload-parameters", Heeds("--offload-parameters pinned", "")),
             ("--offload-gradients", Heeds("--offload-gradients pinned", "")),
             ("--offload-activations", Heeds("--offload-activations mlp", "")),
+            ("--expert-unit", Heeds(
+                "--config tiny-moe --zero 3 --ranks 2 --expert-unit 4",
+                "--config tiny-moe --zero 3 --ranks 2",
+            )),
             ("--memory-limit", Heeds("--memory-limit 90%", "")),
             ("--memory-budget", Heeds("--recompute auto --memory-budget 2GiB", "--recompute auto --memory-budget 1GiB")),
             ("--force", Heeds("--force", "")),

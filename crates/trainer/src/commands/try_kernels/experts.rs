@@ -198,6 +198,7 @@ impl Case for ExpertCase<'_> {
                     dy,
                     rows: x,
                     offsets: offsets.view(),
+                    of_experts: experts,
                     init: match accumulates {
                         true => Init::Accumulate,
                         false => Init::Overwrite,
@@ -220,6 +221,7 @@ impl Case for ExpertCase<'_> {
             weights: weights.view(),
             by_columns: matches!(form, Form::InputGradient { .. }),
             offsets: offsets.view(),
+            of_experts: experts,
         })?;
         let rows = vec![(0..count, of_terms(width))];
         Ok(vec![gpu.look("the result", out.view(), rows)?])

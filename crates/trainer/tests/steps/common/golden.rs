@@ -78,6 +78,7 @@ impl Golden {
             accum: size("accum"),
             head_chunk: 40,
             tile_tokens: None,
+            expert_unit: None,
             packing: Packing::Concatenate,
             between: Default::default(),
             checkpoint_copy: false,

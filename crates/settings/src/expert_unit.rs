@@ -1,0 +1,95 @@
+//! Units of some of a layer's experts (`memory.expert_unit`).
+
+use super::choices::{BaseType, Release};
+use super::error::{not_with, refused};
+use super::schema::Config;
+use super::settings::Settings;
+use crate::Result;
+use memory::{Home, Layout, Window};
+use optim::OptimizerKind;
+
+/// Refuses groups of experts that a run cannot bring apart.
+pub(crate) fn check(config: &Config) -> Result {
+    let Some(experts) = config.memory.expert_unit else {
+        return Ok(());
+    };
+    let Some(all) = config.model.experts.as_ref().map(|experts| experts.count) else {
+        return refused(
+            "memory.expert_unit divides experts into units, and the model has none; leave it out",
+        );
+    };
+    if !all.is_multiple_of(experts) {
+        let divisors = (1..=all).filter(|one| all.is_multiple_of(*one));
+        let divisors: Vec<String> = divisors.map(|one| one.to_string()).collect();
+        return refused(format!(
+            "memory.expert_unit is {experts}, which does not divide the {all} experts of a layer; take one of {}",
+            divisors.join(", ")
+        ));
+    }
+    let brings = "memory.expert_unit divides the experts of a layer into units";
+    let off = "leave it out";
+    if config.optim.kind != OptimizerKind::AdamW {
+        return not_with(
+            brings,
+            "other optimizers than adamw update them as a whole; set optim.kind = \"adamw\"",
+            off,
+        );
+    }
+    if config.optim.release == Release::Backward {
+        return not_with(
+            brings,
+            "gradients that are released are updated with all of their block; set optim.release = \"step\"",
+            off,
+        );
+    }
+    if config.memory.tile_tokens.is_some() {
+        return not_with(
+            brings,
+            "each would come once for every tile of tokens; leave memory.tile_tokens out",
+            off,
+        );
+    }
+    if config.own_parts().count > 1 {
+        return not_with(
+            brings,
+            "each would come once for every part of a sequence; let a rank have one part",
+            off,
+        );
+    }
+    if !matches!(config.lora.base_dtype, None | Some(BaseType::Bf16)) {
+        return not_with(
+            brings,
+            "a frozen layer's experts are one matrix of codes; set lora.base_dtype = \"bf16\"",
+            off,
+        );
+    }
+    let homes = config.homes()?;
+    if homes.weights != Home::Device && homes.window == Window::Forward {
+        return not_with(
+            brings,
+            "a forward pass updates the weights of a block together; set offload.window = \"end\"",
+            off,
+        );
+    }
+    Ok(())
+}
+
+/// Refuses groups that the files of a family do not have apart, or that would change the norm of gradients.
+pub(crate) fn check_layout(settings: &Settings, layout: &Layout) -> Result {
+    let experts = settings.model.experts.as_ref();
+    let are_divided = settings.expert_unit < experts.map(|experts| experts.count);
+    let mut units = (0..layout.entries().len()).map(|entry| layout.units_of(entry).len());
+    if settings.expert_unit.is_some() && are_divided && units.all(|units| units <= 1) {
+        return refused(
+            "memory.expert_unit divides experts into units, and files of this family have all experts of a layer in one tensor; \
+             leave it out",
+        );
+    }
+    match layout.groups_are_whole_grains(settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of)) {
+        true => Ok(()),
+        false => refused(
+            "memory.expert_unit makes units that ranks cannot divide into whole grains of 4,096 elements; take more experts, or leave \
+             it out",
+        ),
+    }
+}
