@@ -12,7 +12,7 @@ const WINDOW: u64 = 64;
 
 /// The possible lengths of padded micro-batches, in order, for sequences of at most `seq` tokens. They are multiples of
 /// 64, and at most 16, so that each can be planned.
-pub fn padded_lengths(seq: usize) -> impl Iterator<Item = usize> {
+pub fn padded_lengths(seq: usize) -> impl DoubleEndedIterator<Item = usize> {
     let unit = seq.div_ceil(16).next_multiple_of(64);
     (1..=seq.div_ceil(unit)).map(move |units| (units * unit).min(seq))
 }

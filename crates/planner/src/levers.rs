@@ -529,6 +529,7 @@ mod tests {
         let experts = [
             "train.device=cuda",
             "model.family=mixtral",
+            "model.experts.normed=true",
             "model.experts.count=64",
             "model.experts.chosen=2",
             "model.experts.ffn=64",

@@ -120,7 +120,7 @@ impl StepPeaks {
         let micro = shape_of_a_micro_batch(&self.settings, rows, seq);
         let mut session = self.session()?;
         session.memory().begin_step();
-        let evaluation = session.evaluate::<SessionError>([Ok(micro)])?;
+        let evaluation = session.forward()?.evaluate::<SessionError>([Ok(micro)])?;
         Ok(evaluation.peak_bytes)
     }
 

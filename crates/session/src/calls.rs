@@ -35,7 +35,7 @@ pub fn calls_of_a_step(settings: &Settings, kinds: PerFamily<KernelKind>) -> Res
 }
 
 /// The calls of NVIDIA's libraries in a step and in the work between steps, in order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LibraryCalls {
     /// Matrix products, computed by cuBLASLt, with those of the step first.
     pub products: Vec<Gemm>,
@@ -49,15 +49,6 @@ impl LibraryCalls {
     pub fn products_of_step(&self) -> &[Gemm] {
         &self.products[..self.of_step]
     }
-
-    fn add(&mut self, calls: Vec<Listed>) {
-        for listed in calls {
-            match listed.call {
-                Call::Product(gemm) => self.products.push(gemm),
-                Call::Launch { .. } | Call::Clear(_) => {}
-            }
-        }
-    }
 }
 
 /// Lists the library calls of a step and of the work between steps. Nothing is computed or allocated.
@@ -66,13 +57,16 @@ impl LibraryCalls {
 /// As [`calls_of_a_step`].
 pub fn library_calls(settings: &Settings) -> Result<LibraryCalls> {
     let (mut session, listing) = listed(settings, PerFamily::SM80)?;
-    let mut calls = LibraryCalls::default();
+    let product = |listed: Listed| match listed.call {
+        Call::Product(gemm) => Some(gemm),
+        Call::Launch { .. } | Call::Clear(_) => None,
+    };
     session.step(&shape_of_a_step(settings, settings.seq))?;
-    calls.add(listing.take());
-    calls.of_step = calls.products.len();
+    let mut products: Vec<Gemm> = listing.take().into_iter().filter_map(product).collect();
+    let of_step = products.len();
     session.between_steps_on_shapes()?;
-    calls.add(listing.take());
-    Ok(calls)
+    products.extend(listing.take().into_iter().filter_map(product));
+    Ok(LibraryCalls { products, of_step })
 }
 
 /// A session that lists its calls, from its first step on.
@@ -84,8 +78,7 @@ fn listed(settings: &Settings, kinds: PerFamily<KernelKind>) -> Result<(Session,
     if let Home::Disk(_) = settings.homes.states {
         settings.homes.states = Home::Pinned;
     }
-    let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
-    let kernels = kernels
+    let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?
         .with_attention_by(kinds.attention)
         .with_experts_by(kinds.experts);
     let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;

@@ -79,14 +79,6 @@ pub enum OptimizerStateError {
     Restore { path: PathBuf, source: RestoreError },
 }
 
-impl SessionError {
-    /// A file that could not be written.
-    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SessionError {
-        let path = path.into();
-        move |source| SessionError::File { path, source }
-    }
-}
-
 impl From<UnitError> for SessionError {
     fn from(error: UnitError) -> SessionError {
         match error {

@@ -3,22 +3,16 @@
 use crate::Result;
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::losses::{from_last_stage, gather};
-use crate::neighbours::{Neighbours, StageBetweenPasses};
-use crate::read_back::numbers;
+use crate::losses::{ALL_CAME, THERE, from_last_stage};
+use crate::neighbours::Neighbours;
+use crate::read_back::PendingNumbers;
+use crate::sum_of_ranks::{add_gathered, gather};
 use crate::upload::upload;
 use data::MicroBatch;
-use kernels::operation::SumInOrder;
-use kernels::{Init, KernelError, Kernels, Queue, Reading};
-use memory::{Buffer, Category, DType, Layer, Phase};
-use model::{Batch, BatchShape};
+use memory::{Category, DType, Layer, Phase};
+use model::Batch;
 use settings::{Carried, Handover};
-use std::ops::Range;
 use units::Ranks;
-
-const COMPUTED: &str =
-    "the losses of parts are computed before the ranks that share their sequences get them";
-const CAME: &str = "the losses of all parts have come before they are added up";
 
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -49,26 +43,6 @@ impl Evaluation {
     }
 }
 
-/// Adds up the numbers that ranks which share sequences have of their parts, in the order of parts; `all` has room for all of them. The
-/// sum is the first of `sums`.
-fn sum_over(
-    kernels: &Kernels,
-    ranks: Range<usize>,
-    (sums, all): (&mut Buffer, &mut Buffer),
-) -> Result<(), KernelError> {
-    kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPUTED)?;
-    // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
-    unsafe {
-        gather(kernels, sums.view(), (all.view_mut(), 0), ranks)?;
-    }
-    kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, CAME)?;
-    kernels.run(SumInOrder {
-        out: sums.view_mut().rows(0..1),
-        x: all.view().reshape([all.dims()[0], 1]),
-        init: Init::Overwrite,
-    })
-}
-
 /// The input of a virtual stage, of the only micro-batch under way.
 fn carried(input_of: usize) -> Carried {
     Carried {
@@ -93,15 +67,11 @@ impl Forward<'_> {
         let mut under_way = None;
         for micro in batches {
             let micro = micro?;
-            let reading = self.start(&micro)?;
+            let before = std::mem::replace(&mut under_way, self.start(&micro)?);
             evaluation.targets += micro.target_count();
-            if let Some(before) = under_way.replace(reading) {
-                evaluation.loss_sum += self.finish(before)?;
-            }
+            evaluation.loss_sum += self.finish(before)?;
         }
-        if let Some(last) = under_way {
-            evaluation.loss_sum += self.finish(last)?;
-        }
+        evaluation.loss_sum += self.finish(under_way)?;
         if let Some((_, ranks)) = self.pipeline {
             evaluation.loss_sum = self.of_last_stage(ranks, evaluation.loss_sum)?;
         }
@@ -133,13 +103,12 @@ impl Forward<'_> {
         let mut sums = memory.lease(Category::Temporary, "sequence_losses", shape, DType::F32)?;
         let batches = std::slice::from_ref(&batch);
         model.sequence_losses(self.work(batches, None), &mut sums)?;
-        let reading = kernels.start_read(sums.view())?;
-        Ok(numbers(&kernels.finish_read(reading)?))
+        Ok(PendingNumbers::start(kernels, sums.view())?.finish(kernels)?)
     }
 
     /// Starts a micro-batch, and the read of the sum of its losses, which is none in a stage without the head. Where ranks share
     /// sequences, all are given the same micro-batch; so are the stages of a pipeline.
-    fn start(&mut self, micro: &MicroBatch) -> Result<Option<Reading>> {
+    fn start(&mut self, micro: &MicroBatch) -> Result<Option<PendingNumbers>> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let parts = model.architecture().sharing.own_parts();
         let own = parts.each().map(|part| micro.part(part));
@@ -149,21 +118,32 @@ impl Forward<'_> {
             return self.start_loss(&batches).map(Some);
         };
         let shape = batches[0].shape;
+        let mut neighbours = Neighbours::default();
         for (virtual_stage, layers) in pipeline.of_stage(ranks.stage.number) {
+            let (input, output) = (carried(virtual_stage), carried(virtual_stage + 1));
             self.layers = layers.clone();
             self.saved.use_table(self.saved.table_of(layers.start, 0));
-            self.receive_input(virtual_stage, shape)?;
+            if virtual_stage > 0 {
+                let (of, is_sent) = (input, false);
+                neighbours.exchange((self, false), &[Handover { of, is_sent }], |_| shape)?;
+                let input = neighbours.take(kernels, input)?;
+                let input = input.expect("the stage before sent its output");
+                self.saved.receive(layers.start, input);
+            }
             if layers.end == model.layers() {
                 return self.start_loss(&batches).map(Some);
             }
-            let output = model.forward_on_pipeline_stage(self.work(&batches, None))?;
-            self.send_output(virtual_stage, output, shape)?;
+            let made = model.forward_on_pipeline_stage(self.work(&batches, None))?;
+            neighbours.keep(output, made);
+            let (of, is_sent) = (output, true);
+            neighbours.exchange((self, false), &[Handover { of, is_sent }], |_| shape)?;
+            neighbours.give_back(kernels)?;
         }
         Ok(None)
     }
 
     /// The loss of this rank's parts of a micro-batch, of whose blocks' last the head follows.
-    fn start_loss(&mut self, batches: &[Batch]) -> Result<Reading> {
+    fn start_loss(&mut self, batches: &[Batch]) -> Result<PendingNumbers> {
         let (memory, model, kernels) = (self.memory, self.model, self.kernels);
         let sharing = model.architecture().sharing;
         let parts = sharing.own_parts();
@@ -172,64 +152,14 @@ impl Forward<'_> {
         model.loss(self.work(batches, None), &mut sums)?;
         if parts.of > 1 {
             let first = self.ranks.map_or(0, Ranks::first_of_stage) + sharing.first;
-            let mut all = memory.lease(
-                Category::Temporary,
-                "losses_of_parts",
-                [parts.of],
-                DType::F32,
-            )?;
+            let (name, count) = ("losses_of_parts", [parts.of]);
+            let mut all = memory.lease(Category::Temporary, name, count, DType::F32)?;
             let ranks = first..first + sharing.rank.of;
-            sum_over(kernels, ranks, (&mut sums, &mut all))?;
+            // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
+            unsafe { gather(kernels, sums.view(), all.view_mut(), ranks, THERE) }?;
+            add_gathered(kernels, all.view(), sums.view_mut().rows(0..1), ALL_CAME)?;
         }
-        Ok(kernels.start_read(sums.view().rows(0..1))?)
-    }
-
-    /// Receives the input of a virtual stage's blocks, if another computes it.
-    fn receive_input(&mut self, virtual_stage: usize, shape: BatchShape) -> Result {
-        if virtual_stage == 0 {
-            return Ok(());
-        }
-        let mut neighbours = Neighbours::default();
-        let input_of = virtual_stage;
-        self.exchange(&mut neighbours, shape, (input_of, false))?;
-        let input = neighbours.take(self.kernels, carried(input_of))?;
-        let input = input.expect("the stage before sent its output");
-        self.saved.receive(self.layers.start, input);
-        Ok(())
-    }
-
-    /// Sends what a virtual stage's blocks made.
-    fn send_output(&mut self, virtual_stage: usize, output: Buffer, shape: BatchShape) -> Result {
-        let mut neighbours = Neighbours::default();
-        let input_of = virtual_stage + 1;
-        neighbours.keep(carried(input_of), output);
-        self.exchange(&mut neighbours, shape, (input_of, true))?;
-        Ok(neighbours.give_back(self.kernels)?)
-    }
-
-    fn exchange(
-        &self,
-        neighbours: &mut Neighbours,
-        shape: BatchShape,
-        (input_of, is_sent): (usize, bool),
-    ) -> Result {
-        let Some((pipeline, ranks)) = self.pipeline else {
-            return Ok(());
-        };
-        let at = StageBetweenPasses {
-            memory: self.memory,
-            kernels: self.kernels,
-            model: self.model,
-            saved: self.saved,
-            ranks,
-            pipeline,
-            trains: false,
-        };
-        let transfer = Handover {
-            of: carried(input_of),
-            is_sent,
-        };
-        neighbours.exchange(at, &[transfer], |_| shape)
+        Ok(PendingNumbers::start(kernels, sums.view().rows(0..1))?)
     }
 
     /// A number that the last stage has.
@@ -243,11 +173,10 @@ impl Forward<'_> {
         Ok(bytemuck::pod_read_unaligned(&kernels.finish_read(reading)?))
     }
 
-    fn finish(&self, reading: Option<Reading>) -> Result<f64> {
-        let Some(reading) = reading else {
-            return Ok(0.0);
-        };
-        let bytes = self.kernels.finish_read(reading)?;
-        Ok(f64::from(bytemuck::pod_read_unaligned::<f32>(&bytes)))
+    fn finish(&self, sum: Option<PendingNumbers>) -> Result<f64> {
+        Ok(match sum {
+            Some(sum) => f64::from(sum.finish(self.kernels)?[0]),
+            None => 0.0,
+        })
     }
 }

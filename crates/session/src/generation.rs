@@ -7,7 +7,9 @@ use crate::read_back::widened;
 use crate::sampling::{Sampler, Sampling};
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
-use std::iter::zip;
+use std::iter::{self, zip};
+use std::ops::Range;
+use std::slice;
 
 /// The most tokens of a prompt that are read at a time, which limits the memory for a long prompt.
 pub const PROMPT_CHUNK: usize = 512;
@@ -52,6 +54,8 @@ pub struct CachedText {
 
 /// A sequence during generation.
 struct Sequence {
+    /// The number of its prompt.
+    number: usize,
     /// The prompt and the tokens made so far.
     tokens: Vec<u32>,
     prompt: usize,
@@ -69,6 +73,7 @@ impl Sequence {
             "a prompt has a token, and room in the window"
         );
         Sequence {
+            number,
             tokens: prompt.to_vec(),
             prompt: prompt.len(),
             cached: 0,
@@ -82,22 +87,27 @@ impl Sequence {
         self.is_ended || self.tokens.len() >= self.most
     }
 
-    /// Draws the next token, if there is room for one. Returns none if it ends the sequence.
-    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Result<Option<u32>> {
+    /// Draws the next token, if there is room for one, and tells it unless it ends the sequence.
+    fn grow(
+        &mut self,
+        logits: &[f32],
+        wanted: &Generation,
+        each: &mut dyn FnMut(usize, u32),
+    ) -> Result {
         if self.is_done() {
-            return Ok(None);
+            return Ok(());
         }
         if !logits.iter().all(|logit| logit.is_finite()) {
             let after = self.tokens.len();
             return Err(SessionError::NotFinite { after });
         }
         let token = self.sampler.draw(logits);
-        self.is_ended = ends.contains(&token);
-        if self.is_ended {
-            return Ok(None);
+        self.is_ended = wanted.ends.contains(&token);
+        if !self.is_ended {
+            self.tokens.push(token);
+            each(self.number, token);
         }
-        self.tokens.push(token);
-        Ok(Some(token))
+        Ok(())
     }
 
     fn made(mut self) -> Generated {
@@ -132,7 +142,14 @@ impl Forward<'_> {
                 let mut cache = self.lease_cache(&rooms)?;
                 self.with_cache(&mut cache, &mut sequences, wanted, &mut each)?;
             }
-            false => self.without_cache(&mut sequences, wanted, &mut each)?,
+            false => {
+                for sequence in &mut sequences {
+                    while !sequence.is_done() {
+                        let logits = self.read(None, sequence)?;
+                        sequence.grow(&logits, wanted, &mut each)?;
+                    }
+                }
+            }
         }
         Ok(sequences.into_iter().map(Sequence::made).collect())
     }
@@ -151,21 +168,18 @@ impl Forward<'_> {
             ends: Vec::new(),
             ..wanted.clone()
         };
-        let of = |lengths: &[usize]| lengths.iter().map(|length| vec![0; *length]).collect();
-        let texts: Vec<Vec<u32>> = of(prompts);
-        self.generate(&texts, &few, |_, _| ())?;
         let short = self.model.longest_short_text();
         let grown = prompts.iter().map(|length| {
             let most = wanted.window.min(length + wanted.max_tokens);
-            if *length <= short && most > short {
-                short + 1
-            } else {
-                *length
+            match *length <= short && most > short {
+                true => short + 1,
+                false => *length,
             }
         });
         let grown: Vec<usize> = grown.collect();
-        if wanted.uses_cache && grown != prompts {
-            let texts: Vec<Vec<u32>> = of(&grown);
+        let is_read_again = wanted.uses_cache && grown != prompts;
+        for lengths in iter::once(prompts).chain(is_read_again.then_some(&grown[..])) {
+            let texts: Vec<Vec<u32>> = lengths.iter().map(|length| vec![0; *length]).collect();
             self.generate(&texts, &few, |_, _| ())?;
         }
         Ok(())
@@ -220,7 +234,7 @@ impl Forward<'_> {
         sequence.cached = self.shared(text, prompt);
         // A call that fails may leave anything in the cache.
         text.tokens.clear();
-        let sequences = std::slice::from_mut(&mut sequence);
+        let sequences = slice::from_mut(&mut sequence);
         self.with_cache(&mut text.cache, sequences, wanted, &mut |_, token| {
             each(token)
         })?;
@@ -239,42 +253,40 @@ impl Forward<'_> {
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
     ) -> Result {
-        for (number, sequence) in sequences.iter_mut().enumerate() {
-            let logits = self.read(cache, number, sequence)?;
-            if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
-                each(number, token);
-            }
+        for (row, sequence) in sequences.iter_mut().enumerate() {
+            let logits = self.read(Some((cache, row)), sequence)?;
+            sequence.grow(&logits, wanted, each)?;
         }
         while !sequences.iter().all(Sequence::is_done) {
             self.read_again(cache, sequences)?;
             let logits = self.next(cache, sequences)?;
             let rows = logits.chunks_exact(logits.len() / sequences.len());
-            for (number, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
-                if let Some(token) = sequence.grow(logits, &wanted.ends)? {
-                    each(number, token);
-                }
+            for (sequence, logits) in zip(&mut *sequences, rows) {
+                sequence.grow(logits, wanted, each)?;
             }
         }
         Ok(())
     }
 
-    /// Reads what the cache lacks of a prompt; returns the logits for the next token.
+    /// Reads what a row of the cache lacks of a sequence, or all of it without a cache; returns the logits for the next token.
     fn read(
         &mut self,
-        cache: &mut KvCache,
-        number: usize,
+        mut cache: Option<(&mut KvCache, usize)>,
         sequence: &Sequence,
     ) -> Result<Vec<f32>> {
-        let (memory, kernels, model) = (self.memory, self.kernels, self.model);
-        let prompt = &sequence.tokens;
+        let tokens = &sequence.tokens;
+        let first = self.model.first_table_row(tokens.len());
+        let at_once = cache.as_ref().map_or(tokens.len(), |_| PROMPT_CHUNK);
         let (mut read, mut logits) = (sequence.cached, Vec::new());
-        for chunk in prompt[read..].chunks(PROMPT_CHUNK) {
-            let first = model.first_table_row(prompt.len()) + read;
-            let batch = self.upload_tokens(1, chunk, &positions(first, chunk.len()))?;
+        for chunk in tokens[read..].chunks(at_once) {
+            let places = (first + read) as i32..;
+            let places: Vec<i32> = places.take(chunk.len()).collect();
             read += chunk.len();
-            let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;
-            let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
-            if read == prompt.len() {
+            let lengths = [read];
+            let cached = cache.as_mut();
+            let cached = cached.map(|(cache, row)| (&mut **cache, *row..*row + 1, &lengths[..]));
+            let next = self.next_logits(1, chunk, &places, cached)?;
+            if read == tokens.len() {
                 logits = self.download(&next)?;
             }
         }
@@ -288,65 +300,46 @@ impl Forward<'_> {
             !one.is_done() && first(one.tokens.len()) != first(one.tokens.len() - 1)
         };
         let moved: Vec<usize> = (0..sequences.len())
-            .filter(|number| moved(&sequences[*number]))
+            .filter(|row| moved(&sequences[*row]))
             .collect();
-        for number in moved {
-            sequences[number].cached = 0;
-            self.read(cache, number, &sequences[number])?;
+        for row in moved {
+            sequences[row].cached = 0;
+            self.read(Some((cache, row)), &sequences[row])?;
         }
         Ok(())
     }
 
     /// The logits `[b, v]` for the token after the last one of every sequence.
     fn next(&mut self, cache: &mut KvCache, sequences: &[Sequence]) -> Result<Vec<f32>> {
-        let (memory, kernels, model) = (self.memory, self.kernels, self.model);
         let lengths: Vec<usize> = sequences.iter().map(|one| one.tokens.len()).collect();
-        let last: Vec<u32> = sequences
-            .iter()
-            .map(|one| one.tokens[one.tokens.len() - 1])
-            .collect();
+        let last = zip(sequences, &lengths).map(|(one, length)| one.tokens[length - 1]);
+        let last: Vec<u32> = last.collect();
+        let model = self.model;
         let place = |length: &usize| (model.first_table_row(*length) + length - 1) as i32;
         let places: Vec<i32> = lengths.iter().map(place).collect();
-        let batch = self.upload_tokens(sequences.len(), &last, &places)?;
-        let cached = cache.sequences(memory, kernels, 0..sequences.len(), &lengths)?;
-        let next = model.next_logits(self.work(std::slice::from_ref(&batch), Some(cached)))?;
+        let cached = (cache, 0..sequences.len(), &lengths[..]);
+        let next = self.next_logits(sequences.len(), &last, &places, Some(cached))?;
         self.download(&next)
     }
 
-    /// Reads the whole sequence again for every token.
-    fn without_cache(
+    /// The logits for the next token of `rows` sequences, from equally many tokens of each, at the given positions. With a cache they are
+    /// the last ones of some of its sequences, which then have so many tokens.
+    fn next_logits(
         &mut self,
-        sequences: &mut [Sequence],
-        wanted: &Generation,
-        each: &mut dyn FnMut(usize, u32),
-    ) -> Result {
-        let model = self.model;
-        for (number, sequence) in sequences.iter_mut().enumerate() {
-            while !sequence.is_done() {
-                let tokens = &sequence.tokens;
-                let places = positions(model.first_table_row(tokens.len()), tokens.len());
-                let batch = self.upload_tokens(1, tokens, &places)?;
-                let next = model.next_logits(self.work(std::slice::from_ref(&batch), None))?;
-                let logits = self.download(&next)?;
-                if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
-                    each(number, token);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Uploads equally many tokens for each of `rows` sequences, at the given positions.
-    fn upload_tokens(
-        &self,
         rows: usize,
         tokens: &[u32],
         positions: &[i32],
-    ) -> Result<Batch, ModelError> {
+        cached: Option<(&mut KvCache, Range<usize>, &[usize])>,
+    ) -> Result<Buffer> {
+        let (memory, kernels, model) = (self.memory, self.kernels, self.model);
         let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
         let seq = ids.len() / rows;
         let shape = BatchShape { rows, seq };
-        Batch::without_targets(self.memory, self.kernels, shape, &ids, positions)
+        let batch = Batch::without_targets(memory, kernels, shape, &ids, positions)?;
+        let cached =
+            cached.map(|(cache, of, lengths)| cache.sequences(memory, kernels, of, lengths));
+        let work = self.work(slice::from_ref(&batch), cached.transpose()?);
+        Ok(model.next_logits(work)?)
     }
 
     fn download(&self, logits: &Buffer) -> Result<Vec<f32>> {
@@ -355,10 +348,4 @@ impl Forward<'_> {
             self.kernels.download(bytes, logits.view())
         })?)
     }
-}
-
-fn positions(first: usize, count: usize) -> Vec<i32> {
-    (first..first + count)
-        .map(|position| position as i32)
-        .collect()
 }

@@ -11,13 +11,11 @@ mod error;
 mod evaluation;
 mod forward;
 mod generation;
-mod graphs;
 mod incoming;
 mod inference;
 mod losses;
 mod neighbours;
 mod open;
-mod optimizer_state;
 mod outcome;
 mod passes;
 mod peaks_between_steps;
@@ -25,14 +23,9 @@ mod read_back;
 mod routers;
 mod sampling;
 mod saving;
-#[allow(
-    clippy::module_inception,
-    reason = "the crate is named after its one idea"
-)]
 mod session;
 mod shapes;
 mod snapshot;
-mod states_file;
 mod sum_of_ranks;
 mod update;
 mod upload;

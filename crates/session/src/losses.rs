@@ -1,18 +1,19 @@
 //! The loss of a step: a sum over its micro-batches, of which ranks have some each.
 
-use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
+use crate::sum_of_ranks::{add_gathered, gather};
+use kernels::{Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
-use model::LossPart;
+use model::{LossPart, Preferences, StepLoss};
 use std::ops::Range;
 use units::{Ranks, exchange_stages};
 
-const THERE: &str = "a micro-batch's loss is there before the others get it";
-const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
+pub(crate) const THERE: &str = "a micro-batch's loss is there before the others get it";
+pub(crate) const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
 
 /// Where losses are added up, and what their gradients are multiplied by.
 pub(crate) struct Losses {
-    /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and 1 / targets of the step, by which gradients of
-    /// targets' losses are multiplied.
+    /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and 1 / targets of the step, or 1 / pairs, by which gradients are
+    /// multiplied.
     sums_and_scale: Buffer,
     /// 1, or more where routers have losses of their own, or pairs have rewards.
     parts: usize,
@@ -31,16 +32,6 @@ struct OfRanks {
     own: Buffer,
     /// `[accum ranks each parts]` f32.
     all: Buffer,
-}
-
-/// What the head of a micro-batch works with.
-pub(crate) struct CurrentLoss<'a> {
-    /// `[parts]` f32: what its losses are added to, of each of this rank's parts of its sequences.
-    pub(crate) losses: Vec<Out<'a>>,
-    /// Whether that is the micro-batch's own.
-    pub(crate) is_alone: bool,
-    /// `[1]` f32: 1 / targets of the step, or 1 / pairs.
-    pub(crate) gradient_scale: In<'a>,
 }
 
 impl Losses {
@@ -84,34 +75,33 @@ impl Losses {
         kernels.upload(place, bytemuck::cast_slice(&scale))
     }
 
-    /// What the head of the next micro-batch works with.
-    pub(crate) fn current(&mut self) -> CurrentLoss<'_> {
+    /// What the head of the next micro-batch works with, for each of this rank's parts of its sequences, in a step of so many
+    /// micro-batches.
+    pub(crate) fn of_micro_batch<'a>(
+        &'a mut self,
+        is_first: bool,
+        (micro_batches, preferences): (usize, Option<Preferences<'a>>),
+    ) -> Vec<StepLoss<'a>> {
         let (sums, scale) = self.sums_and_scale.view_mut().split_at(self.parts);
-        let (losses, is_alone) = match &mut self.current {
+        let gradient_scale = scale.into_in();
+        let are_first = [is_first || self.current.is_some(); LossPart::WITH_PREFERENCES];
+        let places = match &mut self.current {
             Some(current) => {
                 let each = current.dims()[0] / self.parts;
                 let rows = |part: usize| part * self.parts..(part + 1) * self.parts;
                 let rows: Vec<_> = (0..each).map(rows).collect();
-                (current.view_mut().disjoint_rows(&rows), true)
+                current.view_mut().disjoint_rows(&rows)
             }
-            None => (vec![sums], false),
+            None => vec![sums],
         };
-        CurrentLoss {
-            losses,
-            is_alone,
-            gradient_scale: scale.into_in(),
-        }
-    }
-
-    /// Gives the sums, which the last stage of a pipeline has, to all other stages.
-    pub(crate) fn share_over_stages(
-        &mut self,
-        kernels: &Kernels,
-        ranks: &Ranks,
-    ) -> Result<(), KernelError> {
-        let (sums, _) = self.sums_and_scale.view_mut().split_at(self.parts);
-        // SAFETY: the computation waits for it, and the sums live as long as kernels have work.
-        unsafe { from_last_stage(kernels, ranks, sums) }
+        let losses = places.into_iter().map(|sums| StepLoss {
+            sums,
+            are_first,
+            micro_batches,
+            gradient_scale,
+            preferences,
+        });
+        losses.collect()
     }
 
     /// A micro-batch has its losses: they are added to those of the step, or the other ranks get them.
@@ -123,18 +113,27 @@ impl Losses {
         let Some(current) = &self.current else {
             return Ok(());
         };
-        let losses = current.view().reshape([1, current.dims()[0]]);
-        match &mut self.of_ranks {
-            Some(of_ranks) => of_ranks.made(kernels, micro_batch, losses),
-            None => kernels.run(SumInOrder {
-                out: self.sums_and_scale.view_mut().rows(0..self.parts),
-                x: losses,
-                init: match micro_batch {
-                    0 => Init::Overwrite,
-                    _ => Init::Accumulate,
-                },
-            }),
-        }
+        let count = current.dims()[0];
+        let place = micro_batch * count..(micro_batch + 1) * count;
+        let init = match self.of_ranks.is_none() && micro_batch > 0 {
+            true => Init::Accumulate,
+            false => Init::Overwrite,
+        };
+        let out = match &mut self.of_ranks {
+            Some(of_ranks) => of_ranks.own.view_mut().rows(place.clone()),
+            None => self.sums_and_scale.view_mut().rows(0..self.parts),
+        };
+        let x = current.view().reshape([1, count]);
+        kernels.run(SumInOrder { out, x, init })?;
+        let Some(of_ranks) = &mut self.of_ranks else {
+            return Ok(());
+        };
+        let (ranks, own) = (of_ranks.ranks.clone(), of_ranks.own.view());
+        let places = place.start * ranks.len()..place.end * ranks.len();
+        let all = of_ranks.all.view_mut().rows(places);
+        // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
+        // live as long as kernels have work.
+        unsafe { gather(kernels, own.rows(place), all, ranks, THERE) }
     }
 
     /// All micro-batches are made: their losses are added up.
@@ -142,14 +141,19 @@ impl Losses {
         let Some(of_ranks) = &self.of_ranks else {
             return Ok(());
         };
-        let came = kernels.record(Queue::Collective)?;
-        kernels.wait(Queue::Compute, came, ALL_CAME)?;
-        let count = of_ranks.all.dims().elements() / self.parts;
-        kernels.run(SumInOrder {
-            out: self.sums_and_scale.view_mut().rows(0..self.parts),
-            x: of_ranks.all.view().reshape([count, self.parts]),
-            init: Init::Overwrite,
-        })
+        let sums = self.sums_and_scale.view_mut().rows(0..self.parts);
+        add_gathered(kernels, of_ranks.all.view(), sums, ALL_CAME)
+    }
+
+    /// Gives the sums, which the last stage of a pipeline has, to all other stages.
+    pub(crate) fn share_over_stages(
+        &mut self,
+        kernels: &Kernels,
+        ranks: &Ranks,
+    ) -> Result<(), KernelError> {
+        let sums = self.sums_and_scale.view_mut().rows(0..self.parts);
+        // SAFETY: the computation waits for it, and the sums live as long as kernels have work.
+        unsafe { from_last_stage(kernels, ranks, sums) }
     }
 
     /// `[1]` f32: the sum of the losses of the step's targets.
@@ -160,31 +164,6 @@ impl Losses {
     /// `[parts]` f32: all parts of the step's loss.
     pub(crate) fn all(&self) -> In<'_> {
         self.sums_and_scale.view().rows(0..self.parts)
-    }
-}
-
-impl OfRanks {
-    fn made(
-        &mut self,
-        kernels: &Kernels,
-        micro_batch: usize,
-        losses: In,
-    ) -> Result<(), KernelError> {
-        let parts = losses.elements();
-        let place = micro_batch * parts..(micro_batch + 1) * parts;
-        kernels.run(SumInOrder {
-            out: self.own.view_mut().rows(place.clone()),
-            x: losses,
-            init: Init::Overwrite,
-        })?;
-        let there = kernels.record(Queue::Compute)?;
-        kernels.wait(Queue::Collective, there, THERE)?;
-        let own = self.own.view().rows(place);
-        let first = micro_batch * self.ranks.len();
-        let all = self.all.view_mut();
-        // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
-        // live as long as kernels have work.
-        unsafe { gather(kernels, own, (all, first), self.ranks.clone()) }
     }
 }
 
@@ -204,32 +183,4 @@ pub(crate) unsafe fn from_last_stage(
     // SAFETY: the caller's promise.
     unsafe { exchange_stages(kernels, ranks, &bytes, || vec![(last, sums)]) }?;
     kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
-}
-
-/// Every rank of `ranks`, counted among all, gives `own [n]` f32 to all of them, and gets those of all, in the order of ranks, into `all` from the
-/// `first`th place of `n` numbers on.
-///
-/// # Safety
-/// Until a later event of [`Queue::Collective`] is over, both live and nobody else writes them or reads `all`.
-pub(crate) unsafe fn gather(
-    kernels: &Kernels,
-    own: In,
-    (all, first): (Out, usize),
-    ranks: Range<usize>,
-) -> Result<(), KernelError> {
-    let count = own.elements();
-    let others = ranks.len() - 1;
-    let list = move || {
-        let places: Vec<_> = (first..first + ranks.len())
-            .map(|place| place * count..(place + 1) * count)
-            .collect();
-        let places = all.disjoint_rows(&places);
-        Exchange {
-            sends: ranks.clone().map(|rank| (rank, own)).collect(),
-            receives: ranks.zip(places).collect(),
-        }
-    };
-    let bytes = ExchangeBytes::both_ways(others * own.bytes());
-    // SAFETY: the caller's promise.
-    unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }
 }

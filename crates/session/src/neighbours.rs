@@ -7,12 +7,12 @@
 //! | the computation, a pass later | the exchange ([`SENT`]) | the next lease there overwrites what is being sent |
 
 use crate::Result;
-use kernels::{Event, Exchange, ExchangeBytes, KernelError, Kernels, Queue};
-use memory::{Buffer, Category, Layer, Memory, Phase};
-use model::{BatchShape, Model, SavedActivations};
-use settings::{Carried, Handover, Pipeline};
+use crate::forward::Forward;
+use kernels::{Event, Exchange, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, Layer, Phase};
+use model::BatchShape;
+use settings::{Carried, Handover};
 use std::collections::HashMap;
-use units::Ranks;
 
 const READY: &str = "what a stage sends is computed, and the place of what it receives is free, before they are exchanged";
 const CAME: &str = "what another stage computed has come before it is read";
@@ -24,19 +24,6 @@ pub(crate) struct Neighbours {
     made: HashMap<Carried, Buffer>,
     came: HashMap<Carried, (Buffer, Event)>,
     sent: Vec<(Buffer, Event)>,
-}
-
-/// A stage between two passes.
-#[derive(Clone, Copy)]
-pub(crate) struct StageBetweenPasses<'a> {
-    pub(crate) memory: &'a Memory,
-    pub(crate) kernels: &'a Kernels,
-    pub(crate) model: &'a Model,
-    pub(crate) saved: &'a SavedActivations,
-    pub(crate) ranks: &'a Ranks,
-    pub(crate) pipeline: &'a Pipeline,
-    /// Whether a backward pass follows.
-    pub(crate) trains: bool,
 }
 
 impl Neighbours {
@@ -67,18 +54,22 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Starts an exchange with the neighbours. `shape` is that of each micro-batch, by its number.
+    /// Starts an exchange with the neighbours, if there is a pipeline. `trains`: whether a backward pass follows. `shape` is that of each
+    /// micro-batch, by its number.
     pub(crate) fn exchange(
         &mut self,
-        at: StageBetweenPasses,
+        (at, trains): (&Forward, bool),
         transfers: &[Handover],
         shape: impl Fn(usize) -> BatchShape,
     ) -> Result {
+        let Some((pipeline, ranks)) = at.pipeline else {
+            return Ok(());
+        };
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for transfer in transfers {
             let of = transfer.of;
-            let peer = at.ranks.in_stage(transfer.peer(at.pipeline.stages));
-            let layer = at.pipeline.layers[of.input_of].start;
+            let peer = ranks.in_stage(transfer.peer(pipeline.stages));
+            let layer = pipeline.layers[of.input_of].start;
             if of.is_gradient && !at.model.architecture().needs_input_gradient(layer) {
                 continue;
             }
@@ -86,8 +77,8 @@ impl Neighbours {
                 let made = self.made.remove(&of);
                 sends.push((peer, made.expect("a pass made what is sent")));
             } else {
-                let shape = shape(of.micro_batch);
-                receives.push((peer, of, lease(at, of.is_gradient, layer, shape)?));
+                let place = lease((at, trains), of.is_gradient, layer, shape(of.micro_batch))?;
+                receives.push((peer, of, place));
             }
         }
         if sends.is_empty() && receives.is_empty() {
@@ -95,16 +86,6 @@ impl Neighbours {
         }
         let kernels = at.kernels;
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, READY)?;
-        let bytes = ExchangeBytes::new(
-            sends
-                .iter()
-                .map(|(_, buffer)| buffer.view().bytes() as u64)
-                .sum(),
-            receives
-                .iter()
-                .map(|(_, _, buffer)| buffer.view().bytes() as u64)
-                .sum(),
-        );
         // SAFETY: all buffers are kept until the computation has waited for the event below, and nobody reads or writes them
         // before; if anything fails, they are kept for good.
         let started = unsafe {
@@ -116,6 +97,7 @@ impl Neighbours {
                     .map(|(peer, _, buffer)| (*peer, buffer.view_mut()))
                     .collect(),
             };
+            let bytes = list.bytes(ranks.of_all().number);
             kernels.start_exchange_of_all(bytes, Box::new(move || list))
         };
         let event = started.and_then(|()| kernels.record(Queue::Collective));
@@ -140,7 +122,7 @@ impl Drop for Neighbours {
 
 /// Room for what comes: a block's input, or the gradient of the next stage's.
 fn lease(
-    at: StageBetweenPasses,
+    (at, trains): (&Forward, bool),
     is_gradient: bool,
     layer: usize,
     shape: BatchShape,
@@ -150,10 +132,10 @@ fn lease(
         let (dims, dtype) = at.model.input_of_block(shape);
         return Ok(at.memory.lease(Category::Temporary, "dx", dims, dtype)?);
     }
-    let phase = match at.trains {
+    let phase = match trains {
         true => Phase::Forward,
         false => Phase::Eval,
     };
     let _place = at.memory.enter(phase, Layer::Block(layer));
-    Ok(at.saved.lease_input(at.memory, layer, shape, at.trains)?)
+    Ok(at.saved.lease_input(at.memory, layer, shape, trains)?)
 }

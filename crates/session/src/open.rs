@@ -6,7 +6,6 @@ use crate::routers::Routers;
 use crate::session::{PassOrders, Session};
 use crate::shapes::shape_of_a_step;
 use crate::snapshot::{CopyPlace, StateOnDevice};
-use crate::states_file::states_file;
 use crate::sum_of_ranks::SumOfRanks;
 use collectives::Alone;
 use kernels::cpu::Cpu;
@@ -15,7 +14,9 @@ use kernels::{Kernels, Target};
 use memory::{Home, Homes, Layer, Memory, Phase, Rank};
 use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
+use scratch::ScratchFolder;
 use settings::{BetweenSteps, Settings};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, Weights, Zero};
@@ -104,13 +105,10 @@ impl Session {
             };
             CopyPlace::lease(memory, &settings, declared, held)
         });
-        let routers = Routers::lease(
-            memory,
-            (model.architecture(), &layout),
-            ranks,
-            settings.router_bias_rate,
-        )?;
-        let parts = match (settings.preferences, model.architecture().router_losses) {
+        let architecture = model.architecture();
+        let rate = settings.router_bias_rate;
+        let routers = Routers::lease(memory, (architecture, &layout), ranks, rate)?;
+        let parts = match (settings.preferences, architecture.router_losses) {
             (Some(_), _) => LossPart::WITH_PREFERENCES,
             (None, Some(_)) => LossPart::WITH_ROUTERS,
             (None, None) => 1,
@@ -120,18 +118,11 @@ impl Session {
             rows: settings.micro_batch,
             seq: settings.part_seq(),
         };
-        let policy = &settings.policy;
-        let saved = model.architecture().lease_saved(
-            memory,
-            dtype,
-            policy,
-            (shape, &settings.held(model.layers())),
-        )?;
+        let held = settings.held(model.layers());
+        let saved = architecture.lease_saved(memory, dtype, &settings.policy, (shape, &held))?;
         let names = ["all_fp8_underflows", "sum_of_fp8_underflows"];
-        let underflows_of_ranks = match saved.underflows_counted() {
-            0 => None,
-            counted => SumOfRanks::lease(memory, names, ranks, counted)?,
-        };
+        let counted = saved.underflows_counted();
+        let underflows_of_ranks = SumOfRanks::lease(memory, names, ranks, counted)?;
         if let Some(ranks) = &settings.ranks {
             kernels.count_ranks_from(ranks.first_of_stage());
         }
@@ -162,19 +153,14 @@ impl Session {
     }
 }
 
-/// The order of units in each pass; empty if all weights stay on the device.
+/// The orders in which the passes of a micro-batch use units, replays included; empty if all weights stay on the device. They depend on the
+/// policy, on how many parts of it a rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
 fn orders(settings: &Settings) -> Result<PassOrders> {
     let ranks = settings.ranks.as_ref();
     let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
     if settings.homes.weights == Home::Device && !is_divided {
         return Ok(PassOrders::new());
     }
-    orders_of_a_step(settings)
-}
-
-/// The orders in which the passes of a micro-batch use units, replays included. They depend on the policy, on how many parts of it a
-/// rank has, and on the stage of a pipeline: a step on shapes, with all weights on the device, shows them.
-fn orders_of_a_step(settings: &Settings) -> Result<PassOrders> {
     let alone = |ranks: &Ranks| Ranks {
         rank: Rank::ALONE,
         sharing: 1,
@@ -183,7 +169,6 @@ fn orders_of_a_step(settings: &Settings) -> Result<PassOrders> {
         shard_group: None,
         ..ranks.clone()
     };
-    let ranks = settings.ranks.as_ref();
     let is_needed = |ranks: &&Ranks| ranks.parts_each > 1 || ranks.stage.of > 1;
     let settings = Settings {
         accum: settings.micro_batches_at_a_time(),
@@ -205,4 +190,39 @@ fn orders_of_a_step(settings: &Settings) -> Result<PassOrders> {
     session.weights.keep_record();
     session.step(&batch)?;
     Ok(session.orders)
+}
+
+/// Makes the file in the folder that is the states' home, before anything is computed. None on shapes.
+fn states_file(
+    home: &Home,
+    memory: &Memory,
+    rank: Rank,
+    optimizer: &mut Optimizer,
+) -> Result<Option<ScratchFolder>> {
+    let (Home::Disk(path), Some(bytes), false) = (home, optimizer.disk_bytes(), memory.is_shapes())
+    else {
+        return Ok(None);
+    };
+    sweep_other_ranks(path, rank);
+    let folder = ScratchFolder::open(path)?;
+    optimizer.use_file(folder.create("optimizer-states", bytes)?);
+    Ok(Some(folder))
+}
+
+/// Removes folders of a killed run's ranks that are no rank's of this run, because that run had more of them.
+fn sweep_other_ranks(path: &Path, rank: Rank) {
+    let (folder, first) = match rank {
+        Rank { of: 0 | 1, .. } => (Some(path), 0),
+        Rank { number: 0, of } => (path.parent(), of),
+        _ => return,
+    };
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("rank-"));
+        let number = number.and_then(|number| number.parse::<usize>().ok());
+        if number.is_some_and(|number| number >= first) {
+            ScratchFolder::sweep(&entry.path());
+        }
+    }
 }

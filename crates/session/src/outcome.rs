@@ -1,7 +1,7 @@
 //! What a step computed and used, and what the host knows of it while the device may still be at it.
 
-use crate::read_back::{PendingNumbers, PendingResults};
-use crate::routers::{PendingChoices, RouterChoices};
+use crate::read_back::PendingNumbers;
+use crate::routers::RouterChoices;
 use kernels::{KernelError, Kernels, StepTraffic, Traffic};
 use memory::StepMemory;
 use model::{ReplayCounts, UnderflowShare};
@@ -21,8 +21,11 @@ pub(crate) struct InFlight {
     pub(crate) crossed: StepTraffic,
     pub(crate) micro_batch: StepTraffic,
     pub(crate) replayed: ReplayCounts,
-    pub(crate) results: PendingResults,
-    pub(crate) choices: Option<PendingChoices>,
+    /// The parts of the loss ([`model::LossPart`]).
+    pub(crate) losses: PendingNumbers,
+    pub(crate) norm_and_clip: PendingNumbers,
+    /// The experts of a router, and the choices of all.
+    pub(crate) choices: Option<(usize, PendingNumbers)>,
     pub(crate) underflows: Option<PendingNumbers>,
     /// When it was made, or first known to be.
     pub(crate) made_at: Cell<Option<Instant>>,
@@ -94,24 +97,28 @@ impl InFlight {
     /// Notes the time if the step is made. To be called often while the next step is asked for: where the device takes only so many
     /// launches ahead, asking for a step takes nearly as long as the step.
     pub(crate) fn note_if_made(&self, kernels: &Kernels) {
-        if self.made_at.get().is_none() && self.results.have_come(kernels) {
+        if self.made_at.get().is_none() && self.norm_and_clip.have_come(kernels) {
             self.made_at.set(Some(Instant::now()));
         }
     }
 
     /// Waits for it.
     pub(crate) fn finish(self, kernels: &Kernels) -> Result<StepOutcome, KernelError> {
-        let results = self.results.finish(kernels)?;
-        let choices = self
-            .choices
-            .map(|choices| choices.finish(kernels))
-            .transpose()?;
-        let underflows = self
-            .underflows
-            .map(|underflows| underflows.finish(kernels))
-            .transpose()?;
+        let losses = self.losses.finish(kernels)?;
+        let grad_norm = self.norm_and_clip.finish(kernels)?[0];
+        let router_choices = match self.choices {
+            Some((experts, counts)) => Some(RouterChoices {
+                experts,
+                counts: counts.finish(kernels)?,
+            }),
+            None => None,
+        };
+        let fp8_underflows = match self.underflows {
+            Some(counts) => UnderflowShare::of_counts(&counts.finish(kernels)?),
+            None => Vec::new(),
+        };
         let mean = |sum: f32| f64::from(sum) / self.counted as f64;
-        let (router_losses, rewards) = match results.losses[1..] {
+        let (router_losses, rewards) = match losses[1..] {
             [chosen, rejected, preferred] => (
                 None,
                 Some(Rewards {
@@ -126,10 +133,10 @@ impl InFlight {
         };
         Ok(StepOutcome {
             step: self.step,
-            loss: mean(results.losses[0]) as f32,
+            loss: mean(losses[0]) as f32,
             rewards,
             router_losses,
-            grad_norm: results.grad_norm,
+            grad_norm,
             lr: self.lr,
             lr_matrices: self.lr_matrices,
             targets: self.targets,
@@ -139,9 +146,8 @@ impl InFlight {
             crossed: self.crossed,
             micro_batch: self.micro_batch,
             replayed: self.replayed,
-            router_choices: choices,
-            fp8_underflows: underflows
-                .map_or(Vec::new(), |counts| UnderflowShare::of_counts(&counts)),
+            router_choices,
+            fp8_underflows,
             done_at: self.made_at.get().unwrap_or_else(Instant::now),
         })
     }

@@ -2,19 +2,17 @@
 //! pipeline each micro-batch goes forward and backward at once.
 
 use crate::Result;
-use crate::graphs::section;
-use crate::losses::CurrentLoss;
-use crate::neighbours::{Neighbours, StageBetweenPasses};
+use crate::neighbours::Neighbours;
 use crate::session::{Session, own};
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::{Section, StepTraffic, Traffic};
-use memory::{Buffer, Category, DType, Layer, Phase};
+use memory::{Buffer, Category, DType, Home, Layer, Phase};
 use model::{
-    Batch, BatchShape, DeferredGradients, DropoutSite, LossPart, ModelError, Preferences, Purpose,
-    Randomness, ReplayCounts, StepLoss, Training, Work,
+    Batch, BatchShape, DeferredGradients, DropoutSite, ModelError, Preferences, Purpose,
+    Randomness, ReplayCounts, Training, Work,
 };
-use settings::{Carried, Handover, OrderedTask, PassKind, StageTask, TaskKind};
+use settings::{Carried, Handover, OrderedTask, PassKind, Settings, StageTask, TaskKind};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -46,32 +44,6 @@ struct BegunMicroBatch {
     /// As of [`Session::reference`].
     reference: Option<Buffer>,
     section: Option<Section>,
-}
-
-impl BegunMicroBatch {
-    fn preferences(&self, beta: f32) -> Preferences<'_> {
-        let reference = self.reference.as_ref().expect("pairs have a reference");
-        Preferences {
-            reference: reference.view(),
-            beta,
-        }
-    }
-}
-
-/// The losses of a micro-batch's parts, in a step of so many micro-batches.
-fn step_losses<'a>(
-    current: CurrentLoss<'a>,
-    is_first: bool,
-    (micro_batches, preferences): (usize, Option<Preferences<'a>>),
-) -> Vec<StepLoss<'a>> {
-    let losses = current.losses.into_iter().map(|sums| StepLoss {
-        sums,
-        are_first: [is_first || current.is_alone; LossPart::WITH_PREFERENCES],
-        micro_batches,
-        gradient_scale: current.gradient_scale,
-        preferences,
-    });
-    losses.collect()
 }
 
 impl Session {
@@ -135,18 +107,6 @@ impl Session {
     }
 
     fn exchange(&mut self, passes: &mut Passes, transfers: &[Handover]) -> Result {
-        let (Some(ranks), Some(pipeline)) = (&self.settings.ranks, &self.settings.pipeline) else {
-            return Ok(());
-        };
-        let at = StageBetweenPasses {
-            memory: &self.memory,
-            kernels: &*self.kernels,
-            model: &self.model,
-            saved: &self.saved,
-            ranks,
-            pipeline,
-            trains: true,
-        };
         let own = &passes.own;
         let shape = |index: usize| {
             let (_, parts) = own[index];
@@ -155,7 +115,8 @@ impl Session {
                 seq: parts[0].seq,
             }
         };
-        passes.neighbours.exchange(at, transfers, shape)
+        let at = self.forward_in_step();
+        passes.neighbours.exchange((&at, true), transfers, shape)
     }
 
     /// One pass of a micro-batch, or both, or its deferred gradients.
@@ -288,10 +249,13 @@ impl Session {
             self.gradients.begin_micro_batch(task.virtual_stage);
         }
         let layers = self.layers_of(task);
-        let preferences = self.settings.preferences;
-        let preferences = preferences.map(|beta| begun.preferences(beta));
+        let preferences = self.settings.preferences.zip(begun.reference.as_ref());
+        let preferences = preferences.map(|(beta, reference)| Preferences {
+            reference: reference.view(),
+            beta,
+        });
         let of_step = (passes.micro_batches, preferences);
-        let losses = step_losses(self.losses.current(), index == 0, of_step);
+        let losses = self.losses.of_micro_batch(index == 0, of_step);
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
         let (stop, step_before) = (&*self.stop, self.in_flight.as_ref());
         let is_stopped = || {
@@ -370,8 +334,8 @@ impl Session {
         if self.settings.preferences.is_none() {
             return Ok(None);
         }
-        let (memory, rows) = (&self.memory, [micro.rows]);
-        let mut sums = memory.lease(Category::Input, "reference", rows, DType::F32)?;
+        let (name, rows) = ("reference", [micro.rows]);
+        let mut sums = self.memory.lease(Category::Input, name, rows, DType::F32)?;
         match &micro.reference {
             Some(known) => {
                 let known = bytemuck::cast_slice(known);
@@ -382,19 +346,35 @@ impl Session {
                     !self.settings.has_reference,
                     "data comes with the losses of its reference"
                 );
+                let mut forward = self.forward_in_step();
+                let model = forward.model;
                 let work = Work {
-                    memory: &self.memory,
-                    kernels: &*self.kernels,
-                    weights: &mut self.weights,
-                    order: self.model.units_forward(&(0..self.model.layers())).into(),
-                    saved: &mut self.saved,
-                    layers: 0..self.model.layers(),
-                    batches,
                     purpose: Purpose::Reference,
+                    ..forward.work(batches, None)
                 };
-                self.model.sequence_losses(work, &mut sums)?;
+                model.sequence_losses(work, &mut sums)?;
             }
         }
         Ok(Some(sums))
     }
+}
+
+/// The name under which a micro-batch's calls can be repeated; none if they cannot. Attention makes other calls where documents are
+/// packed.
+///
+/// The first micro-batch of a step differs from later ones: it overwrites gradients, and updates of what is not on the
+/// device may run beside it. So does the last if something is not on the device: gradients leave, and states come.
+fn section(
+    settings: &Settings,
+    (index, count): (usize, usize),
+    micro: &MicroBatch,
+) -> Option<Section> {
+    let homes = &settings.homes;
+    let all_on_device = homes.states == Home::Device && homes.gradients == Home::Device;
+    let is_other = index == 0 || (index + 1 == count && !all_on_device);
+    if settings.graphs_off.is_some() || is_other {
+        return None;
+    }
+    let is_packed = usize::from(micro.documents.is_some());
+    Some(Section([micro.rows, micro.seq, is_packed]))
 }

@@ -38,13 +38,16 @@ impl Session {
             self.memory.begin_step();
             let settings = self.settings.clone();
             let micro = |seq: usize| Ok(shape_of_a_micro_batch(&settings, rows, seq));
-            let evaluation = self.evaluate::<SessionError>(lengths.into_iter().map(micro))?;
+            let evaluation = self
+                .forward()?
+                .evaluate::<SessionError>(lengths.into_iter().map(micro))?;
             between.evaluation = Some(evaluation.peak_bytes);
         }
         if let Some(window) = planned.sample {
             self.memory.begin_step();
             for (prompt, wanted) in longest_and_shortest(window) {
-                self.generate(&[vec![0; prompt]], &wanted, |_, _| ())?;
+                self.forward()?
+                    .generate(&[vec![0; prompt]], &wanted, |_, _| ())?;
             }
             between.sample = Some(self.memory.step_memory().phase_peaks.eval);
         }

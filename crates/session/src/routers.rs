@@ -15,27 +15,19 @@ pub(crate) struct Routers {
     biases: Vec<Option<Range<usize>>>,
     /// How far a bias moves in a step.
     rate: f32,
-    of_ranks: Option<SumOfRanks>,
-}
-
-/// Choices of a step on their way to the host.
-pub(crate) struct PendingChoices {
-    experts: usize,
-    counts: PendingNumbers,
+    /// The choices of all ranks, `[routers experts]` f32.
+    pub(crate) of_ranks: SumOfRanks,
 }
 
 /// How often each router chose each of its experts in a step, over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterChoices {
-    experts: usize,
-    counts: Vec<f32>,
+    pub(crate) experts: usize,
+    pub(crate) counts: Vec<f32>,
 }
 
 impl Routers {
     /// The routers of a model, if it has some.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] if room for the choices of other ranks is refused.
     pub(crate) fn lease(
         memory: &Memory,
         (architecture, layout): (&Architecture, &Layout),
@@ -65,30 +57,16 @@ impl Routers {
         }))
     }
 
-    /// Adds up the choices of all ranks, of which `own` are this rank's, `[routers experts]` f32. Comes before the update: weights that are
-    /// gathered after it would be waited for.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
-    pub(crate) fn add_up(&mut self, kernels: &Kernels, own: In) -> Result<(), KernelError> {
-        let of_ranks = self.of_ranks.as_mut();
-        of_ranks.map_or(Ok(()), |of_ranks| of_ranks.add_up(kernels, own))
-    }
-
     /// Moves the biases unless the step is skipped, and sends for the choices of all ranks. `own` has this rank's choices, and `clip` says
-    /// whether the step is skipped ([`kernels::NormAndClip`]).
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// whether the step is skipped ([`kernels::NormAndClip`]). Returns the experts of a router, and the choices.
     pub(crate) fn end_step(
         &self,
         kernels: &Kernels,
         weights: &mut Weights,
         own: In,
         clip: In,
-    ) -> Result<PendingChoices, KernelError> {
-        let of_ranks = self.of_ranks.as_ref();
-        let choices = of_ranks.map_or(own, SumOfRanks::sum);
+    ) -> Result<(usize, PendingNumbers), KernelError> {
+        let choices = self.of_ranks.sum(own);
         let moved = self.biases.iter().enumerate().filter(|_| self.rate > 0.0);
         for (router, bias) in moved {
             let Some(bias) = bias else { continue };
@@ -100,20 +78,7 @@ impl Routers {
                 rate: self.rate,
             })?;
         }
-        Ok(PendingChoices {
-            experts: self.experts,
-            counts: PendingNumbers::start(kernels, choices)?,
-        })
-    }
-}
-
-impl PendingChoices {
-    /// Waits for them.
-    pub(crate) fn finish(self, kernels: &Kernels) -> Result<RouterChoices, KernelError> {
-        Ok(RouterChoices {
-            experts: self.experts,
-            counts: self.counts.finish(kernels)?,
-        })
+        Ok((self.experts, PendingNumbers::start(kernels, choices)?))
     }
 }
 
@@ -126,12 +91,9 @@ impl RouterChoices {
     /// For each router, the choices of its most chosen expert over their mean: 1 if all are chosen equally often.
     pub fn max_over_mean(&self) -> Vec<f64> {
         let of_router = |counts: &[f32]| {
-            let (most, total) = counts
-                .iter()
-                .fold((0.0f64, 0.0f64), |(most, total), count| {
-                    (most.max(f64::from(*count)), total + f64::from(*count))
-                });
-            most * counts.len() as f64 / total
+            let counts = counts.iter().map(|count| f64::from(*count));
+            let most = counts.clone().fold(0.0, f64::max);
+            most * counts.len() as f64 / counts.sum::<f64>()
         };
         self.routers().map(of_router).collect()
     }

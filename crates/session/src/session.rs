@@ -1,14 +1,11 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::Result;
-use crate::error::SessionError;
-use crate::evaluation::Evaluation;
 use crate::forward::Forward;
-use crate::generation::{Generated, Generation};
 use crate::losses::Losses;
 use crate::outcome::{InFlight, StepOutcome};
-use crate::read_back::{PendingNumbers, PendingResults};
-use crate::routers::{PendingChoices, Routers};
+use crate::read_back::PendingNumbers;
+use crate::routers::Routers;
 use crate::snapshot::CopyPlace;
 use crate::sum_of_ranks::SumOfRanks;
 use crate::upload::LentTokens;
@@ -48,8 +45,7 @@ pub struct Session {
     pub(crate) losses: Losses,
     /// None if the model has no routers.
     pub(crate) routers: Option<Routers>,
-    /// None if the model multiplies nothing in FP8, or there is one rank.
-    pub(crate) underflows_of_ranks: Option<SumOfRanks>,
+    pub(crate) underflows_of_ranks: SumOfRanks,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
@@ -71,24 +67,24 @@ impl Session {
     /// One training step, to its end: forward and backward of every micro-batch, then the update.
     ///
     /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused: nothing is updated then, and every lease is given back. With two
-    /// exceptions: a step whose update was refused a lease is made, and [`Session::finish_step`] completes it; one that
+    /// [`SessionError::OutOfMemory`](crate::SessionError::OutOfMemory) if a lease is refused: nothing is updated then, and every lease is
+    /// given back. With two exceptions: a step whose update was refused a lease is made, and [`Session::finish_step`] completes it; one that
     /// releases gradients and fails in its backward pass has updated some of the weights, and cannot be made again.
     pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome> {
-        self.step_of(batch, None)
+        self.step_lent(batch, None)
     }
 
-    /// As [`Session::step`], for tokens that another library has on the device. They are read where they are, but where
+    /// As [`Session::step`], for tokens that another library may have on the device. They are read where they are, but where
     /// micro-batches are asked for at once ([`kernels::Section`]), which takes the same addresses every time: there the batch's are
     /// uploaded.
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn step_lent(&mut self, batch: &StepBatch, lent: LentTokens) -> Result<StepOutcome> {
-        self.step_of(batch, Some(lent))
-    }
-
-    fn step_of(&mut self, batch: &StepBatch, lent: Option<LentTokens>) -> Result<StepOutcome> {
+    pub fn step_lent(
+        &mut self,
+        batch: &StepBatch,
+        lent: Option<LentTokens>,
+    ) -> Result<StepOutcome> {
         self.start_step_of(batch, lent)?;
         let outcome = self.finish_step()?;
         Ok(outcome.expect("a step was started"))
@@ -135,7 +131,7 @@ impl Session {
         );
         self.finish_in_flight()?;
         if let (Some(routers), Some(own)) = (&mut self.routers, self.saved.all_statistics()) {
-            routers.add_up(&*self.kernels, own)?;
+            routers.of_ranks.add_up(&*self.kernels, own)?;
         }
         let underflows = self.underflows()?;
         let before_update = self.step;
@@ -149,11 +145,9 @@ impl Session {
             return updated;
         }
         let choices = self.choices()?;
-        let results = PendingResults::start(
-            &*self.kernels,
-            self.losses.all(),
-            self.optimizer.norm_and_clip(),
-        )?;
+        let losses = PendingNumbers::start(&*self.kernels, self.losses.all())?;
+        let norm_and_clip = self.optimizer.norm_and_clip();
+        let norm_and_clip = PendingNumbers::start(&*self.kernels, norm_and_clip)?;
         self.in_flight = Some(InFlight {
             step: self.step,
             lr: self.settings.schedule.rate(self.step),
@@ -168,7 +162,8 @@ impl Session {
             crossed: self.kernels.step_traffic().since(crossed),
             micro_batch,
             replayed,
-            results,
+            losses,
+            norm_and_clip,
             choices,
             underflows,
             made_at: Cell::new((!self.kernels.runs_ahead()).then(Instant::now)),
@@ -183,7 +178,7 @@ impl Session {
     }
 
     /// Moves the biases of routers, and sends for their choices.
-    fn choices(&mut self) -> Result<Option<PendingChoices>> {
+    fn choices(&mut self) -> Result<Option<(usize, PendingNumbers)>> {
         let (Some(routers), Some(own)) = (&self.routers, self.saved.all_statistics()) else {
             return Ok(None);
         };
@@ -192,24 +187,19 @@ impl Session {
         Ok(Some(choices))
     }
 
-    /// Adds up the underflows of FP8 in the step, and sends for them. Comes before the update: weights that are gathered after it would be
-    /// waited for.
+    /// Adds up the underflows of FP8 in the step, and sends for them.
     fn underflows(&mut self) -> Result<Option<PendingNumbers>> {
         let Some(own) = self.saved.count_underflows(&*self.kernels)? else {
             return Ok(None);
         };
-        let all = match &mut self.underflows_of_ranks {
-            Some(of_ranks) => {
-                of_ranks.add_up(&*self.kernels, own)?;
-                of_ranks.sum()
-            }
-            None => own,
-        };
+        self.underflows_of_ranks.add_up(&*self.kernels, own)?;
+        let all = self.underflows_of_ranks.sum(own);
         Ok(Some(PendingNumbers::start(&*self.kernels, all)?))
     }
 
-    /// Breaks off every step during which `stop` says so, before its next block, with [`SessionError::Stopped`]. Nothing is
-    /// left of such a step: weights and states are those after the one before, once [`Session::finish_step`] returned.
+    /// Breaks off every step during which `stop` says so, before its next block, with
+    /// [`SessionError::Stopped`](crate::SessionError::Stopped). Nothing is left of such a step: weights and states are those after the one
+    /// before, once [`Session::finish_step`] returned.
     pub fn stop_when(&mut self, stop: impl Fn() -> bool + 'static) {
         self.stop = Box::new(stop);
     }
@@ -232,7 +222,7 @@ impl Session {
     /// Waits for the step that was asked for last, its update included; none if its outcome has been taken.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device failed.
+    /// [`SessionError::Kernel`](crate::SessionError::Kernel) if the device failed.
     pub fn finish_step(&mut self) -> Result<Option<StepOutcome>> {
         self.finish_update()?;
         self.finish_in_flight()?;
@@ -255,37 +245,21 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Forward::evaluate`], between two steps, without changing what they compute or need. The step before is finished
+    /// What evaluates the model and generates text with it, without changing what steps compute or need. The step before is finished
     /// first; its outcome stays available for [`Session::take_finished`].
     ///
     /// # Errors
-    /// As [`Forward::evaluate`].
-    pub fn evaluate<E: From<SessionError>>(
-        &mut self,
-        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
-    ) -> Result<Evaluation, E> {
-        self.between_steps()?.evaluate(batches)
-    }
-
-    /// As [`Forward::generate`], otherwise as [`Session::evaluate`].
-    ///
-    /// # Errors
-    /// As [`Forward::generate`].
-    pub fn generate(
-        &mut self,
-        prompts: &[Vec<u32>],
-        wanted: &Generation,
-        each: impl FnMut(usize, u32),
-    ) -> Result<Vec<Generated>> {
-        self.between_steps()?.generate(prompts, wanted, each)
-    }
-
-    /// What forward passes between two steps work with: the step before is done then, its update included.
-    fn between_steps(&mut self) -> Result<Forward<'_>> {
+    /// As [`Session::finish_step`].
+    pub fn forward(&mut self) -> Result<Forward<'_>> {
         self.finish_update()?;
         self.finish_in_flight()?;
+        Ok(self.forward_in_step())
+    }
+
+    /// The same within a step.
+    pub(crate) fn forward_in_step(&mut self) -> Forward<'_> {
         let ranks = self.settings.ranks.as_ref();
-        Ok(Forward {
+        Forward {
             memory: &self.memory,
             kernels: &*self.kernels,
             model: &self.model,
@@ -294,7 +268,7 @@ impl Session {
             layers: 0..self.model.layers(),
             pipeline: self.settings.pipeline.as_ref().zip(ranks),
             ranks,
-        })
+        }
     }
 
     /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.
@@ -320,16 +294,6 @@ impl Session {
     /// The settings that it was opened with.
     pub fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// This rank among those that make other micro-batches ([`Settings::rank`]).
-    pub fn rank(&self) -> Rank {
-        self.settings.rank()
-    }
-
-    /// How many parts of each micro-batch this rank makes; 1 where it makes whole ones.
-    pub fn parts(&self) -> usize {
-        self.settings.own_parts().count
     }
 
     /// The memory that everything is leased from.
@@ -439,7 +403,7 @@ mod tests {
         let good = session.step(&batch).unwrap();
         assert!(good.is_finite() && good.loss > 0.0);
         assert_eq!(session.progress(), (1, 1));
-        session.set_values(0, &[f32::NAN]).unwrap();
+        session.incoming().set_values(0, &[f32::NAN]).unwrap();
         let bad = session.step(&batch).unwrap();
         assert!(!bad.is_finite());
         assert_eq!(session.progress(), (2, 1));

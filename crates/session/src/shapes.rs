@@ -50,11 +50,7 @@ pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBat
 /// The possible lengths of micro-batches, the longest first.
 pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
     match settings.packing {
-        Packing::Pad => {
-            let mut lengths: Vec<usize> = padded_lengths(settings.seq).collect();
-            lengths.reverse();
-            lengths
-        }
+        Packing::Pad => padded_lengths(settings.seq).rev().collect(),
         Packing::Auto | Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
     }
 }

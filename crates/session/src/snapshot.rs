@@ -10,7 +10,6 @@ use model::{ADAPTER_STEM, OutgoingWeights, Parameters};
 use optim::Optimizer;
 use settings::Settings;
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,8 +20,6 @@ use units::{Ranks, Weights};
 struct Inventory {
     /// The weights that are saved: all, or the factors of adapters alone.
     parameters: Parameters,
-    /// Their names in files.
-    names: Vec<String>,
     /// The names of their files.
     stem: &'static str,
     dtype: DType,
@@ -95,64 +92,48 @@ impl Inventory {
     /// Lists what this rank saves, if there are several; otherwise everything.
     fn new(settings: &Settings, held: StateOnDevice, parameters: &Parameters) -> Inventory {
         let layout = held.weights.layout();
-        let is_saved =
-            |index: &usize| settings.lora.is_none() || layout.entries()[*index].role.is_trained();
-        let (parameters, stem) = match &settings.lora {
-            None => (parameters.clone(), "model"),
-            Some(_) => (parameters.factors(), ADAPTER_STEM),
+        let entries = layout.entries();
+        let (parameters, indices) = saved_parameters(settings, parameters);
+        let stem = match settings.lora {
+            None => "model",
+            Some(_) => ADAPTER_STEM,
         };
         let own = match several(settings) {
             Some(ranks) => layout.own(ranks.rank),
             None => layout.all(),
         };
+        let mut ranges = Vec::new();
+        for (index, parameter) in indices.into_iter().zip(parameters.in_layout()) {
+            let own = own.within(&entries[index].range());
+            let own = own.ranges().iter().cloned();
+            ranges.extend(own.map(|range| (index, parameter.name.clone(), range)));
+        }
         let mut inventory = Inventory {
-            names: parameters.in_layout().map(|one| one.name.clone()).collect(),
             parameters,
             stem,
             dtype: held.weights.dtype(),
             items: Vec::new(),
             specs: Vec::new(),
-            weights: 0,
+            weights: ranges.len(),
             bytes: 0,
         };
-        let entries = layout.entries().iter().enumerate();
-        let own = entries.flat_map(|(index, entry)| {
-            let own = own.within(&entry.range()).ranges().to_vec();
-            own.into_iter().map(move |range| (index, range))
-        });
-        let own = own.filter(|(index, _)| is_saved(index));
-        let own: Vec<(usize, Range<usize>)> = own.collect();
-        let saved = (0..layout.entries().len()).filter(is_saved);
-        let numbers: HashMap<usize, usize> = saved.zip(0..).collect();
-        for (index, range) in &own {
-            let name = inventory.names[numbers[index]].clone();
-            inventory.add_weights(held.weights, (*index, name), range);
+        for (index, name, range) in &ranges {
+            let (entry, dtype) = (&entries[*index], held.weights.dtype_of(range));
+            let spec = PieceSpec {
+                stem: stem.into(),
+                name: name.clone(),
+                dtype: dtype.into(),
+                shape: entry.shape.clone(),
+                elements: range.start - entry.offset..range.end - entry.offset,
+            };
+            inventory.add(spec, dtype, (*index, None), range);
         }
-        inventory.weights = inventory.items.len();
-        let is_trained = |index: usize| layout.entries()[index].role.is_trained();
-        for (index, range) in own.iter().filter(|(index, _)| is_trained(*index)) {
-            inventory.add_states(held.optimizer, *index, range);
+        for (index, _, range) in &ranges {
+            if entries[*index].role.is_trained() {
+                inventory.add_states(held.optimizer, *index, range);
+            }
         }
         inventory
-    }
-
-    fn add_weights(
-        &mut self,
-        weights: &Weights,
-        (index, name): (usize, String),
-        range: &Range<usize>,
-    ) {
-        let entry = &weights.layout().entries()[index];
-        let dtype = weights.dtype_of(range);
-        let spec = PieceSpec {
-            stem: self.stem.into(),
-            name,
-            dtype: dtype.into(),
-            shape: entry.shape.clone(),
-            elements: range.start - entry.offset..range.end - entry.offset,
-        };
-        let bytes = range.len() * dtype.size_in_bytes();
-        self.add(spec, (index, None), range, bytes);
     }
 
     fn add_states(&mut self, optimizer: &Optimizer, index: usize, range: &Range<usize>) {
@@ -160,7 +141,6 @@ impl Inventory {
         // A range of a parameter may have no element of a small state.
         let states = states.enumerate().filter(|(_, state)| state.bytes() > 0);
         for (number, state) in states {
-            let bytes = state.bytes();
             let spec = PieceSpec {
                 stem: "optimizer".into(),
                 name: state.name,
@@ -168,25 +148,38 @@ impl Inventory {
                 shape: vec![state.whole],
                 elements: state.elements,
             };
-            self.add(spec, (index, Some(number)), range, bytes);
+            self.add(spec, state.dtype, (index, Some(number)), range);
         }
     }
 
     fn add(
         &mut self,
         spec: PieceSpec,
+        dtype: DType,
         (entry, state): (usize, Option<usize>),
         range: &Range<usize>,
-        bytes: usize,
     ) {
+        let first = self.bytes;
+        self.bytes += spec.elements.len() * dtype.size_in_bytes();
         self.specs.push(spec);
         self.items.push(Item {
             entry,
             range: range.clone(),
             state,
-            bytes: self.bytes..self.bytes + bytes,
+            bytes: first..self.bytes,
         });
-        self.bytes += bytes;
+    }
+}
+
+/// The parameters that are saved, and their indices in the layout: of a model with adapters those alone.
+pub(crate) fn saved_parameters(settings: &Settings, all: &Parameters) -> (Parameters, Vec<usize>) {
+    let has_adapters = settings.lora.is_some();
+    let saved = all.in_layout().enumerate();
+    let saved = saved.filter(|(_, one)| one.is_factor || !has_adapters);
+    let indices = saved.map(|(index, _)| index).collect();
+    match has_adapters {
+        true => (all.factors(), indices),
+        false => (all.clone(), indices),
     }
 }
 
@@ -199,29 +192,26 @@ pub(crate) fn several(settings: &Settings) -> Option<&Ranks> {
 }
 
 impl StateOnDevice<'_> {
-    fn read(&self, item: &Item, bytes: &mut [u8]) -> Result<(), KernelError> {
+    /// Reads a range of an item's elements, which must start at the beginning of a block.
+    fn read(&self, item: &Item, range: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
         match item.state {
-            None => self.weights.read(self.kernels, item.range.clone(), bytes),
+            None => self.weights.read(self.kernels, range.clone(), bytes),
             Some(state) => {
-                let states = self.optimizer.named_states(item.entry, &item.range);
+                let states = self.optimizer.named_states(item.entry, range);
                 states[state].read(self.kernels, bytes)
             }
         }
     }
 
-    /// The bytes of some of an item's elements, which must start at the beginning of a block.
+    /// The bytes of a range of an item's elements.
     fn chunk(&self, item: &Item, range: Range<usize>) -> io::Result<Vec<u8>> {
         let bytes = match item.state {
             None => range.len() * self.weights.dtype_of(&range).size_in_bytes(),
             Some(state) => self.optimizer.named_states(item.entry, &range)[state].bytes(),
         };
         let mut chunk = host_room(bytes)?;
-        let part = Item {
-            range,
-            bytes: 0..bytes,
-            ..*item
-        };
-        self.read(&part, &mut chunk).map_err(io::Error::other)?;
+        self.read(item, &range, &mut chunk)
+            .map_err(io::Error::other)?;
         Ok(chunk)
     }
 }
@@ -247,14 +237,9 @@ impl SessionState<'_> {
 
     /// The weights, in a process that has all of them; of a model with adapters those alone.
     pub fn weights(&self) -> impl TensorSource + '_ {
-        let Inventory {
-            parameters,
-            dtype,
-            items,
-            ..
-        } = &*self.inventory;
-        OutgoingWeights::new(parameters, *dtype, move |entry, elements| {
-            self.weights_of(&items[entry], elements)
+        let all = &*self.inventory;
+        OutgoingWeights::new(&all.parameters, all.dtype, move |entry, elements| {
+            self.weights_of(&all.items[entry], elements)
         })
     }
 
@@ -364,7 +349,7 @@ impl CopyPlace {
         self.wait();
         let bytes = self.buffer.view_mut().slice_mut::<u8>();
         for item in &self.inventory.items {
-            held.read(item, &mut bytes[item.bytes.clone()])?;
+            held.read(item, &item.range, &mut bytes[item.bytes.clone()])?;
         }
         let (reading, reader) = channel();
         self.last_reader = Some(reader);

@@ -5,11 +5,12 @@ use crate::error::SessionError;
 use crate::incoming::IncomingWeights;
 use crate::read_back::widened;
 use crate::session::Session;
+use crate::snapshot::saved_parameters;
 use files::{Disk, TensorSource, host_room, narrow, writing_order};
 use kernels::Kernels;
 use memory::{DType, Layer, Layout, Memory, Phase};
 use model::{
-    Fresh, Lora, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
+    Fresh, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
     sources_of_files, write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
@@ -29,14 +30,6 @@ impl Session {
         }
     }
 
-    /// As [`IncomingWeights::set_values`].
-    ///
-    /// # Errors
-    /// [`SessionError::Kernel`] if the device fails.
-    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result {
-        self.incoming().set_values(offset, values)
-    }
-
     /// Initialises the weights, with the settings' standard deviation.
     ///
     /// # Errors
@@ -46,75 +39,39 @@ impl Session {
         self.incoming().initialise(Fresh { deviation, seed })
     }
 
-    /// Initialises the factors of adapters.
-    ///
-    /// # Errors
-    /// As [`Session::initialise`].
-    pub fn initialise_factors(&mut self, seed: u64) -> Result {
-        let deviation = self.settings.model.init_std;
-        self.incoming()
-            .initialise_factors(Fresh { deviation, seed })
-    }
-
-    /// The adapters, if the model has some.
-    pub fn adapters(&self) -> Option<&Lora> {
-        self.settings.lora.as_ref()
-    }
-
     /// Writes the model to a folder in Hugging Face layout, with these files. Of a model with adapters those alone are
     /// written, as PEFT writes them. All ranks call this, and the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export(&mut self, folder: &Path, files: &[(String, Vec<u8>)]) -> Result {
-        let (parameters, indices) = self.exported();
+        let all = &self.model.architecture().parameters;
+        let (parameters, indices) = saved_parameters(&self.settings, all);
         let dtype = self.weights.dtype();
         let has_adapters = self.settings.lora.is_some();
         let ranks = self.settings.ranks.as_ref();
-        if ranks.is_some_and(|ranks| ranks.rank.number > 0) {
-            let mut reader = Reader::begin(self);
-            reader.rest()?;
-            return reader.end();
-        }
-        let reader = RefCell::new(Reader::begin(self));
-        let bytes = |index: usize, elements| reader.borrow_mut().bytes(indices[index], elements);
-        let made = std::fs::create_dir_all(folder).map_err(SessionError::file(folder));
-        let written = made.and_then(|()| {
-            write_chunks(&parameters, bytes, dtype, |weights| match has_adapters {
-                true => write_adapter(&Disk, folder, files, weights),
-                false => write_model(&Disk, folder, files, weights, MAX_SHARD_BYTES),
-            })
-        });
-        let mut reader = reader.into_inner();
-        if reader.gathers && written.is_err() {
-            // If this rank's disk is full, the others must not wait for it, and that error is the one to report.
-            let _ = reader.rest();
-            return written;
-        }
-        reader.end()?;
-        written
-    }
-
-    /// The parameters that are written, and their indices in the layout: of a model with adapters those alone.
-    fn exported(&self) -> (Parameters, Vec<usize>) {
-        let parameters = &self.model.architecture().parameters;
-        let all = parameters.in_layout().enumerate();
-        match self.settings.lora {
-            None => (parameters.clone(), all.map(|(index, _)| index).collect()),
-            Some(_) => {
-                let factors = all.filter(|(_, one)| one.is_factor);
-                (
-                    parameters.factors(),
-                    factors.map(|(index, _)| index).collect(),
-                )
+        let is_first = ranks.is_none_or(|ranks| ranks.rank.number == 0);
+        let reader = RefCell::new(Reader::begin(self, (&parameters, &indices)));
+        let written = match is_first {
+            true => {
+                let made = std::fs::create_dir_all(folder).map_err(|source| SessionError::File {
+                    path: folder.into(),
+                    source,
+                });
+                let bytes =
+                    |index: usize, elements| reader.borrow_mut().bytes(indices[index], elements);
+                made.and_then(|()| {
+                    write_chunks(&parameters, bytes, dtype, |weights| match has_adapters {
+                        true => write_adapter(&Disk, folder, files, weights),
+                        false => write_model(&Disk, folder, files, weights, MAX_SHARD_BYTES),
+                    })
+                })
             }
-        }
-    }
-
-    /// Whether other ranks have weights that this one does not have.
-    fn gathers(&self) -> bool {
-        let layout = self.weights.layout();
-        self.weights.held().elements() < layout.elements()
+            false => Ok(()),
+        };
+        // If this rank's disk is full, the others must not wait for it, and that error is the one to report.
+        let ended = reader.into_inner().end();
+        written.and(ended)
     }
 
     /// Writes the gradients of the last step before clipping, as f32 under Hugging Face names, to a safetensors file.
@@ -161,60 +118,56 @@ struct Reader<'a> {
     weights: &'a mut Weights,
     /// Whether units are gathered from ranks. Otherwise this rank has everything.
     gathers: bool,
-    /// The parameters in the order of a model's files, which is the same on all ranks, each with the unit that is gathered for it, if any.
-    /// Parameters in groups come once for each group.
-    order: Vec<(usize, Option<usize>)>,
-    /// How many of these were read, the current one included.
-    read: usize,
+    /// The units that are still to be gathered, in the order of a model's files, which is the same on all ranks.
+    units: std::vec::IntoIter<usize>,
+    current: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
-    fn begin(session: &'a mut Session) -> Reader<'a> {
-        let gathers = session.gathers();
-        let (parameters, indices) = session.exported();
-        let files = file_specs(&parameters, session.weights.dtype());
-        let sources = sources_of_files(&parameters);
-        let layout = session.weights.layout().clone();
-        let order = writing_order(&files, MAX_SHARD_BYTES).into_iter();
-        let order = order.map(|tensor| {
-            let (parameter, first) = sources[tensor];
-            let index = indices[parameter];
-            (index, unit_of(&layout, gathers, (index, first)))
-        });
-        let mut order: Vec<(usize, Option<usize>)> = order.collect();
-        order.dedup();
+    /// Reads some parameters, whose indices in the layout are given.
+    fn begin(
+        session: &'a mut Session,
+        (parameters, indices): (&Parameters, &[usize]),
+    ) -> Reader<'a> {
+        let Session {
+            memory,
+            kernels,
+            weights,
+            ..
+        } = session;
+        let gathers = weights.held().elements() < weights.layout().elements();
+        let mut units = Vec::new();
         if gathers {
-            let mut units: Vec<usize> = order.iter().filter_map(|(_, unit)| *unit).collect();
+            let files = file_specs(parameters, weights.dtype());
+            let sources = sources_of_files(parameters);
+            let order = writing_order(&files, MAX_SHARD_BYTES).into_iter();
+            let layout = weights.layout();
+            units.extend(order.filter_map(|tensor| {
+                let (parameter, first) = sources[tensor];
+                unit_of(layout, layout.entries()[indices[parameter]].offset + first)
+            }));
             units.dedup();
-            session.weights.begin_pass(&units.into());
+            weights.begin_pass(&units.clone().into());
         }
         Reader {
-            memory: &session.memory,
-            kernels: &*session.kernels,
-            weights: &mut session.weights,
+            memory,
+            kernels: &**kernels,
+            weights,
             gathers,
-            order,
-            read: 0,
+            units: units.into_iter(),
+            current: None,
         }
     }
 
-    /// Gathers what has not been gathered yet, because other ranks wait for it.
-    fn rest(&mut self) -> Result {
-        while self.gathers && self.read < self.order.len() {
-            self.turn_to_next()?;
-        }
-        Ok(())
-    }
-
-    /// Some elements of a parameter, which is the current one or comes later in the order.
+    /// Some elements of a parameter, whose unit is the current one or comes later in the order.
     fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>> {
-        let layout = self.weights.layout().clone();
-        let unit = unit_of(&layout, self.gathers, (index, elements.start));
-        while self.current() != Some((index, unit)) {
-            self.turn_to_next()?;
-        }
-        let first = self.weights.layout().entries()[index].offset;
+        let layout = self.weights.layout();
+        let first = layout.entries()[index].offset;
         let range = first + elements.start..first + elements.end;
+        let unit = self.gathers.then(|| unit_of(layout, range.start)).flatten();
+        while unit.is_some() && self.current != unit {
+            assert!(self.gather_next()?, "units are read in the order of files");
+        }
         let bytes = host_room(range.len() * self.weights.dtype_of(&range).size_in_bytes());
         let mut bytes = bytes.map_err(WeightsError::Write)?;
         match unit {
@@ -224,44 +177,30 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    fn current(&self) -> Option<(usize, Option<usize>)> {
-        Some(self.order[self.read.checked_sub(1)?])
-    }
-
-    /// Moves to the next parameter, and gathers it.
-    fn turn_to_next(&mut self) -> Result {
-        self.finish_current()?;
-        let (_, unit) = self.order[self.read];
-        self.read += 1;
-        if let Some(unit) = unit {
+    /// Gathers the next unit, and begins the one after it. Returns whether there was one.
+    fn gather_next(&mut self) -> Result<bool> {
+        self.current = self.units.next();
+        if let Some(unit) = self.current {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.use_unit(self.kernels, unit)?;
-        }
-        Ok(())
-    }
-
-    fn finish_current(&mut self) -> Result {
-        if let Some((_, Some(_))) = self.current() {
-            let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.look_ahead(self.kernels)?;
         }
-        Ok(())
+        Ok(self.current.is_some())
     }
 
+    /// Gathers what has not been gathered yet, because other ranks wait for it.
     fn end(mut self) -> Result {
-        if self.gathers {
-            self.finish_current()?;
-            self.weights.end_pass(self.kernels)?;
+        while self.gather_next()? {}
+        match self.gathers {
+            true => Ok(self.weights.end_pass(self.kernels)?),
+            false => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// The unit that is gathered for some elements of a parameter, by the first, if units are.
-fn unit_of(layout: &Layout, gathers: bool, (index, first): (usize, usize)) -> Option<usize> {
-    let first = layout.entries()[index].offset + first;
-    let unit = gathers.then(|| layout.locate(&(first..first + 1)));
-    unit.flatten()
+/// The unit of an element of the layout, if it is in one.
+fn unit_of(layout: &Layout, element: usize) -> Option<usize> {
+    layout.locate(&(element..element + 1))
 }
 
 /// Passes tensors to `write` as a source that reads them in chunks.

@@ -266,7 +266,10 @@ pub(crate) fn fill_adapters(
     }
     match &options.lora_from {
         Some(folder) => session.incoming().import_adapter(folder)?,
-        None => session.initialise_factors(config.train.seed)?,
+        None => session.incoming().initialise_factors(model::Fresh {
+            deviation: config.model.init_std,
+            seed: config.train.seed,
+        })?,
     }
     let parameters = &session.model().architecture().parameters;
     let base = BaseModel::of_run(options.init_from.as_deref(), parameters, config)?;
@@ -285,7 +288,7 @@ pub(crate) fn model_files(
 ) -> Vec<(String, Vec<u8>)> {
     let model = session.model();
     let mut files = origin.files(&config.model, config.data.seq, model.dtype());
-    if let (Some(base), Some(lora)) = (base, session.adapters()) {
+    if let (Some(base), Some(lora)) = (base, session.settings().lora.as_ref()) {
         files.extend(base.files(lora, &model.architecture().parameters));
     }
     files

@@ -166,9 +166,8 @@ impl Trainer {
         self.enter()?;
         #[cfg(feature = "candle-cuda")]
         if let Some(gpu) = self.gpu.clone() {
-            return on_gpu::with_tokens(&gpu, (ids, targets), |lent| match lent {
-                Some(lent) => Ok(self.session.step_lent(&batch, lent)?),
-                None => Ok(self.session.step(&batch)?),
+            return on_gpu::with_tokens(&gpu, (ids, targets), |lent| {
+                Ok(self.session.step_lent(&batch, lent)?)
             })?;
         }
         Ok(self.session.step(&batch)?)
@@ -182,7 +181,7 @@ impl Trainer {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
         self.enter()?;
         let micro_batches = batch.micro.into_iter().map(Ok::<_, SessionError>);
-        Ok(self.session.evaluate(micro_batches)?.loss())
+        Ok(self.session.forward()?.evaluate(micro_batches)?.loss())
     }
 
     /// From now on returns tensors on one of candle's devices: the CPU, or with the feature `candle-cuda` the GPU that
@@ -270,7 +269,7 @@ impl Trainer {
         let values = tensors::values_of(values, parameter)?;
         self.enter()?;
         let offset = self.session.model().layout().entries()[index].offset;
-        Ok(self.session.set_values(offset, &values)?)
+        Ok(self.session.incoming().set_values(offset, &values)?)
     }
 
     /// Writes the model to a folder in Hugging Face layout, which transformers and candle-transformers load, with the

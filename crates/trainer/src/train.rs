@@ -372,8 +372,9 @@ impl Run {
                 return Err(self.without_targets());
             }
             let read = (batches.position(), self.samples);
+            let settings = session.settings();
             let asked = StepInputs::of(
-                (session.rank(), session.parts()),
+                (settings.rank(), settings.own_parts().count),
                 &batch,
                 batches.data_wait(),
                 read,

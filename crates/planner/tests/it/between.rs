@@ -65,10 +65,11 @@ fn the_slab_holds_what_is_computed_between_steps() {
         assert_eq!(step.phase_peaks, plan.phase_peak_bytes);
         let micro = shape_of_a_micro_batch(&both, 40, both.seq);
         let batches = [Ok::<_, SessionError>(micro.clone()), Ok(micro)];
-        let evaluation = session.evaluate(batches).unwrap();
+        let evaluation = session.forward().unwrap().evaluate(batches).unwrap();
         assert_eq!(Some(evaluation.peak_bytes), plan.eval_peak_bytes);
         let [(_, wanted), _] = longest_and_shortest(both.between.sample.unwrap());
-        session
+        let mut forward = session.forward().unwrap();
+        forward
             .generate(&[vec![3; 20]], &wanted, |_, _| ())
             .unwrap();
     }

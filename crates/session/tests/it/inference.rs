@@ -287,7 +287,7 @@ fn evaluation_has_the_loss_of_a_step() {
             let settings = settings(family, &set);
             let micro = micro_batch(&settings, settings.micro_batch, 3);
             let mut trained = session(family, &set);
-            let before: Evaluation = trained.evaluate(one(&micro)).unwrap();
+            let before: Evaluation = trained.forward().unwrap().evaluate(one(&micro)).unwrap();
             let step = StepBatch::from_iter([micro.clone()]);
             let loss = trained.step(&step).unwrap().loss;
             assert_eq!(before.loss() as f32, loss, "{family} {attention}");
@@ -296,7 +296,7 @@ fn evaluation_has_the_loss_of_a_step() {
             inference.incoming().import(&folder(family)).unwrap();
             let alone: Evaluation = inference.forward().evaluate(one(&micro)).unwrap();
             assert_eq!(alone.loss_sum, before.loss_sum, "{family} {attention}");
-            let after: Evaluation = trained.evaluate(one(&micro)).unwrap();
+            let after: Evaluation = trained.forward().unwrap().evaluate(one(&micro)).unwrap();
             assert!(
                 after.loss_sum < before.loss_sum,
                 "the step has learned something"
@@ -382,13 +382,15 @@ fn between_steps_nothing_changes_training() {
             let held_out = micro_batch(&settings(family, way), 2, 99);
             let alone = steps(family, way, |session| {
                 // Nothing but what an evaluation waits for, so that outcomes come at the same time.
-                session
+                let mut forward = session.forward().unwrap();
+                forward
                     .evaluate(std::iter::empty::<Result<_, SessionError>>())
                     .unwrap();
             });
             let beside = steps(family, way, |session| {
-                session.evaluate(one(&held_out)).unwrap();
-                session
+                let mut forward = session.forward().unwrap();
+                forward.evaluate(one(&held_out)).unwrap();
+                forward
                     .generate(&[vec![1, 2, 3]], &sampled(6), |_, _| ())
                     .unwrap();
             });
@@ -417,9 +419,9 @@ fn evaluation_needs_what_it_needs_on_shapes() {
                 .unwrap()
                 .memory;
             let micro = micro_batch(&settings, rows, 5);
-            let plan: Evaluation = planned.evaluate(one(&micro)).unwrap();
+            let plan: Evaluation = planned.forward().unwrap().evaluate(one(&micro)).unwrap();
             let mut measured = session(family, &[]);
-            let evaluation: Evaluation = measured.evaluate(one(&micro)).unwrap();
+            let evaluation: Evaluation = measured.forward().unwrap().evaluate(one(&micro)).unwrap();
             assert_eq!(evaluation.peak_bytes, plan.peak_bytes, "{family}");
             assert!(plan.peak_bytes < step.peak.bytes, "{family}");
             let without_states = Inference::on_shapes(&settings, &Memory::shapes(), Target::Cpu);

@@ -76,7 +76,7 @@ impl Run {
             shapes.insert((micro.rows, micro.seq));
             Ok::<_, Failure>(micro)
         });
-        let found = session.evaluate(batches)?;
+        let found = session.forward()?.evaluate(batches)?;
         self.is_pending = breaks_off();
         if self.is_pending {
             return Ok(false);
@@ -126,7 +126,10 @@ impl Run {
             },
             uses_cache: true,
         };
-        let made = session.generate(std::slice::from_ref(&with.prompt), &wanted, |_, _| {})?;
+        let made =
+            session
+                .forward()?
+                .generate(std::slice::from_ref(&with.prompt), &wanted, |_, _| {})?;
         let record = SampleRecord {
             step,
             prompt: log.sample_prompt.clone(),

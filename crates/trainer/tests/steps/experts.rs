@@ -90,7 +90,10 @@ fn set(session: &mut Session, ends: &[&str], value: impl Fn(usize) -> f32) {
     assert!(found.peek().is_some(), "{ends:?}");
     for entry in found {
         let values: Vec<f32> = (0..entry.elements()).map(&value).collect();
-        session.set_values(entry.offset, &values).unwrap();
+        session
+            .incoming()
+            .set_values(entry.offset, &values)
+            .unwrap();
     }
 }
 
@@ -204,7 +207,7 @@ fn biases_of_choices_follow_the_load_and_skipped_steps_leave_them() {
     let layout = session.model().layout().clone();
     let norm = layout.find("model.norm.weight").unwrap();
     let place = layout.entries()[norm].offset;
-    session.set_values(place, &[f32::NAN]).unwrap();
+    session.incoming().set_values(place, &[f32::NAN]).unwrap();
     let skipped = session.step(&step_batch(&settings, 1)).unwrap();
     assert!(!skipped.is_finite());
     assert_eq!(biases(&session), moved);

@@ -111,7 +111,10 @@ fn codes_train_as_the_values_that_they_stand_for() {
                 "{name} {}",
                 entry.name
             );
-            with_values.set_values(entry.offset, values).unwrap();
+            with_values
+                .incoming()
+                .set_values(entry.offset, values)
+                .unwrap();
         }
         let (expected, plan_of_values) = went(&mut with_values, &plain);
         let (found, planned) = went(&mut with_codes, &coded);

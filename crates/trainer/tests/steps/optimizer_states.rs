@@ -279,7 +279,7 @@ const MENDED: [f32; 2] = [1.1, 0.07];
 
 fn mend(session: &mut Session) {
     for (offset, value) in breakable(session).into_iter().zip(MENDED) {
-        session.set_values(offset, &[value]).unwrap();
+        session.incoming().set_values(offset, &[value]).unwrap();
     }
 }
 
@@ -287,8 +287,8 @@ fn mend(session: &mut Session) {
 fn bad_step(session: &mut Session, settings: &Settings, bad: Bad, batch: usize) {
     let [norm, head] = breakable(session);
     match bad {
-        Bad::Nan => session.set_values(norm, &[f32::NAN]).unwrap(),
-        Bad::Huge => session.set_values(head, &[3e20]).unwrap(),
+        Bad::Nan => session.incoming().set_values(norm, &[f32::NAN]).unwrap(),
+        Bad::Huge => session.incoming().set_values(head, &[3e20]).unwrap(),
     }
     let before = weights(session);
     let outcome = session.step(&step_batch(settings, batch)).unwrap();

@@ -3,7 +3,7 @@
 
 use crate::common::golden::{Golden, reference_steps, tensors};
 use memory::{Codes, DType, Memory};
-use model::{ADAPTER_CONFIG, AdapterConfig, Lora, Parameters, Policy, Quantisation};
+use model::{ADAPTER_CONFIG, AdapterConfig, Fresh, Lora, Parameters, Policy, Quantisation};
 use optim::{Faster, Hyperparameters};
 use session::Session;
 use settings::{BaseStorage, LoraConfig, Settings};
@@ -153,7 +153,9 @@ fn folders_in_nf4_are_read_as_they_are() {
             let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
             session.incoming().import(&folder).unwrap();
             if settings.lora.is_some() {
-                session.initialise_factors(1).unwrap();
+                let deviation = settings.model.init_std;
+                let fresh = Fresh { deviation, seed: 1 };
+                session.incoming().initialise_factors(fresh).unwrap();
             }
             let entries = session.model().layout().entries().to_vec();
             let mut quantised = 0;

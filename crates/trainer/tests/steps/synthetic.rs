@@ -178,7 +178,7 @@ fn the_loss_depends_on_buffers() {
         assert!(values.iter().any(|value| *value != 0.0));
         values[0] += change;
         let offset = layout.entries()[index].offset;
-        session.set_values(offset, &values).unwrap();
+        session.incoming().set_values(offset, &values).unwrap();
         run(&mut session, &settings, 0..1, |_| {}).steps[0].1
     };
     assert_ne!(loss(0.0), loss(1.0));

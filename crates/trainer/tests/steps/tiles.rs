@@ -100,7 +100,7 @@ fn documents_are_packed_into_tiles_too() {
         }
         let step = session.step(&batch).unwrap();
         let micro = batch.micro.into_iter().map(Ok::<_, SessionError>);
-        let evaluation = session.evaluate(micro).unwrap();
+        let evaluation = session.forward().unwrap().evaluate(micro).unwrap();
         [step.loss, step.grad_norm, evaluation.loss() as f32]
     };
     let expected = losses(&whole, true);

@@ -192,7 +192,10 @@ fn evaluations_stay_in_bf16() {
                 session.step(&step_batch(settings, step)).unwrap();
             }
             let micro = step_batch(settings, 9).micro.into_iter();
-            let evaluation = session.evaluate(micro.map(Ok::<_, SessionError>));
+            let evaluation = session
+                .forward()
+                .unwrap()
+                .evaluate(micro.map(Ok::<_, SessionError>));
             evaluation.unwrap().loss().to_bits()
         };
         let coded = with(&plain, products());
@@ -222,7 +225,10 @@ fn a_weight_that_is_not_finite_skips_the_step() {
         .layout()
         .find("model.layers.1.mlp.down_proj.weight");
     let offset = session.model().layout().entries()[entry.unwrap()].offset;
-    session.set_values(offset, &[f32::INFINITY]).unwrap();
+    session
+        .incoming()
+        .set_values(offset, &[f32::INFINITY])
+        .unwrap();
     let before = state(&session);
     let outcome = session.step(&step_batch(&settings, 1)).unwrap();
     assert!(!outcome.is_finite());
@@ -247,7 +253,7 @@ fn an_activation_that_is_not_finite_skips_the_step() {
             .find("model.layers.1.input_layernorm.weight");
         let offset = session.model().layout().entries()[entry.unwrap()].offset;
         // Nearly the largest number of bf16, and normed values of some tokens are larger than one.
-        session.set_values(offset, &[3.3e38]).unwrap();
+        session.incoming().set_values(offset, &[3.3e38]).unwrap();
         assert!(
             parameters(&session)
                 .concat()
@@ -281,7 +287,7 @@ fn what_becomes_zero_is_counted() {
         let layout = session.model().layout();
         let entry = layout.find("model.layers.1.mlp.down_proj.weight").unwrap();
         let offset = layout.entries()[entry].offset;
-        session.set_values(offset, &[large]).unwrap();
+        session.incoming().set_values(offset, &[large]).unwrap();
         session
             .step(&step_batch(&settings, 0))
             .unwrap()
