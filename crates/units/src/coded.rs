@@ -1,6 +1,7 @@
 //! Frozen matrices that are stored as codes ([`Codes`]): how they are set, read, and widened just before their use. Their
 //! bytes lie in arenas, and are copied and sent, like those of other matrices.
 
+use bytemuck::{Pod, cast_slice, pod_read_unaligned};
 use half::bf16;
 use kernels::quantise::{
     BlockScale, dequantise_block, mxfp4_exponent, quantise_absmax, quantise_blocks,
@@ -15,32 +16,23 @@ fn codes_of(entry: &Entry) -> Codes {
 
 /// Writes the values of a matrix, of which these are all bytes, in the type of `out`.
 pub(crate) fn widen(kernels: &Kernels, entry: &Entry, bytes: In, out: Out) -> Result {
-    let codes = codes_of(entry);
-    let places = codes.places(entry.elements());
-    let [stored, absmax_codes, absmax, offset] = [
-        places.codes,
-        places.absmax_codes,
-        places.absmax,
-        places.offset,
-    ]
-    .map(|part| bytes.rows(part));
-    let absmax = absmax.cast(DType::F32);
-    match codes {
-        Codes::EightBit => kernels.run(DequantiseBytes {
-            out,
-            codes: stored,
-            absmax,
-        }),
+    let places = codes_of(entry).places(entry.elements());
+    let codes = bytes.rows(places.codes);
+    let absmax_codes = bytes.rows(places.absmax_codes);
+    let [absmax, offset] =
+        [places.absmax, places.offset].map(|part| bytes.rows(part).cast(DType::F32));
+    match codes_of(entry) {
+        Codes::EightBit => kernels.run(DequantiseBytes { out, codes, absmax }),
         Codes::Nf4 => kernels.run(DequantiseNf4 {
             out,
-            codes: stored,
+            codes,
             absmax_codes,
             absmax,
-            offset: offset.cast(DType::F32),
+            offset,
         }),
         Codes::Mxfp4 => kernels.run(DequantiseMxfp4 {
             out,
-            codes: stored,
+            codes,
             exponents: absmax_codes,
         }),
     }
@@ -99,12 +91,12 @@ impl Filling {
         }
         let mut write = |first, bytes: &[u8]| write(CodeBytes { first, bytes });
         match codes {
-            Codes::EightBit => write(places.absmax.start, &f32_bytes(&self.absmax))?,
+            Codes::EightBit => write(places.absmax.start, cast_slice(&self.absmax))?,
             Codes::Nf4 => {
                 let scales = quantise_absmax(&self.absmax);
                 write(places.absmax_codes.start, &scales.codes)?;
-                write(places.offset.start, &f32_bytes(&[scales.offset]))?;
-                write(places.absmax.start, &f32_bytes(&scales.absmax))?;
+                write(places.offset.start, cast_slice(&[scales.offset]))?;
+                write(places.absmax.start, cast_slice(&scales.absmax))?;
             }
             Codes::Mxfp4 => {
                 let powers = self.absmax.iter().copied();
@@ -159,15 +151,15 @@ pub(crate) fn read(
     let first = places.codes.start;
     let end = (first + blocks.end * bytes).min(places.codes.end);
     let found = bytes_of(first + blocks.start * bytes..end)?;
-    let absmax = f32s(&bytes_of(places.absmax)?);
+    let absmax: Vec<f32> = values_of(&bytes_of(places.absmax)?);
     let absmax_codes = bytes_of(places.absmax_codes)?;
-    let offset = f32s(&bytes_of(places.offset)?).first().copied();
+    let offset: Vec<f32> = values_of(&bytes_of(places.offset)?);
     let scale = |block: usize| match codes {
         Codes::EightBit => BlockScale::Absmax(absmax[block]),
         Codes::Nf4 => BlockScale::Coded {
             code: absmax_codes[block],
             absmax: absmax[block / Codes::BLOCK],
-            offset: offset.expect("NF4 has an offset"),
+            offset: offset[0],
         },
         Codes::Mxfp4 => BlockScale::Exponent(absmax_codes[block]),
     };
@@ -176,28 +168,25 @@ pub(crate) fn read(
     for ((number, values), bytes) in numbered.zip(found.chunks(bytes)) {
         dequantise_block(bytes, scale(number), values);
     }
-    narrow(dtype, &values[wanted.start - blocks.start * block..], out);
+    let first = wanted.start - blocks.start * block;
+    narrow(dtype, &values[first..first + wanted.len()], out);
     Ok(())
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    let all = bytes.as_chunks().0.iter().copied();
-    all.map(f32::from_ne_bytes).collect()
-}
-
-fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_ne_bytes()).collect()
+/// Numbers in bytes that may lie anywhere.
+fn values_of<T: Pod>(bytes: &[u8]) -> Vec<T> {
+    let each = bytes.chunks_exact(size_of::<T>());
+    each.map(pod_read_unaligned).collect()
 }
 
 /// f32 or bf16, widened to f32.
 fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         DType::BF16 => {
-            let halves = bytes.as_chunks().0.iter().copied();
-            let halves = halves.map(|half| u32::from(u16::from_ne_bytes(half)));
-            halves.map(|half| f32::from_bits(half << 16)).collect()
+            let halves: Vec<bf16> = values_of(bytes);
+            halves.into_iter().map(bf16::to_f32).collect()
         }
-        _ => f32s(bytes),
+        _ => values_of(bytes),
     }
 }
 
@@ -205,15 +194,10 @@ fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 fn narrow(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     match dtype {
         DType::BF16 => {
-            for (half, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *half = bf16::from_f32(*value).to_ne_bytes();
-            }
+            let halves: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            bytes.copy_from_slice(cast_slice(&halves));
         }
-        _ => {
-            for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *bytes = value.to_ne_bytes();
-            }
-        }
+        _ => bytes.copy_from_slice(cast_slice(values)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Ranks;
 use kernels::{Exchange, ExchangeBytes, Kernels, Queue, Result};
-use memory::{Cover, In, Layout, Out, Rank, Types};
+use memory::{Arena, Cover, In, Layout, Out, Rank};
 use std::ops::Range;
 
 const COMPLETE: &str = "what a rank has is complete before the others get it";
@@ -26,74 +26,64 @@ pub(crate) enum GatheredParts {
     Shards,
 }
 
-/// A bundle to gather, for one rank.
-#[derive(Clone, Copy)]
-pub(crate) struct BundleToGather<'a> {
-    pub(crate) layout: &'a Layout,
-    pub(crate) bundle: &'a Cover,
-    pub(crate) rank: Rank,
-    pub(crate) what: GatheredParts,
-}
-
-impl BundleToGather<'_> {
-    /// The ranks that take part.
-    fn ranks(&self) -> Vec<Rank> {
-        match self.what {
-            GatheredParts::Pieces => Rank::all(self.rank.of).collect(),
-            GatheredParts::OwnShard => self.layout.ranks_of_shard(self.rank).collect(),
-            GatheredParts::Shards => self.layout.ranks_of_shard_group(self.rank).collect(),
+impl GatheredParts {
+    /// The ranks that take part in a rank's gathering.
+    fn ranks(self, layout: &Layout, rank: Rank) -> Vec<Rank> {
+        match self {
+            GatheredParts::Pieces => Rank::all(rank.of).collect(),
+            GatheredParts::OwnShard => layout.ranks_of_shard(rank).collect(),
+            GatheredParts::Shards => layout.ranks_of_shard_group(rank).collect(),
         }
     }
 
-    /// What a rank gives.
-    pub(crate) fn of(&self, rank: Rank) -> Cover {
-        match self.what {
-            GatheredParts::Pieces | GatheredParts::OwnShard => self.layout.piece(self.bundle, rank),
-            GatheredParts::Shards => self.layout.shard(self.bundle, rank),
-        }
-    }
-
-    fn bytes(&self, types: &Types) -> ExchangeBytes {
-        let own = types.bytes(&self.of(self.rank));
-        let all = match self.what {
-            GatheredParts::Pieces | GatheredParts::Shards => types.bytes(self.bundle),
-            GatheredParts::OwnShard => types.bytes(&self.layout.shard(self.bundle, self.rank)),
-        };
-        let ranks = self.ranks().len();
-        let bytes = ExchangeBytes::new(((ranks - 1) * own) as u64, (all - own) as u64);
-        match self.what {
-            GatheredParts::Shards => bytes.among(ranks),
-            GatheredParts::Pieces | GatheredParts::OwnShard => bytes,
+    /// What a rank gives of a bundle.
+    fn of(self, layout: &Layout, bundle: &Cover, rank: Rank) -> Cover {
+        match self {
+            GatheredParts::Pieces | GatheredParts::OwnShard => layout.piece(bundle, rank),
+            GatheredParts::Shards => layout.shard(bundle, rank),
         }
     }
 }
 
-/// Starts a gathering, as bytes. This rank's own part comes from `own`, or is in its place already. `places` returns the places for
-/// ranges of the layout, in the same order.
+/// Starts to gather a bundle into an arena, as bytes. This rank's own part comes from the arena `own`, or is in its place already.
 ///
 /// # Safety
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
     kernels: &Kernels,
-    (gathering, types): (BundleToGather<'a>, &Types),
-    own: Option<Vec<In<'a>>>,
-    places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
+    (bundle, rank, what): (&'a Cover, Rank, GatheredParts),
+    own: Option<&'a Arena>,
+    into: &'a mut Arena,
 ) -> Result {
-    let bytes = gathering.bytes(types);
+    let (layout, types) = (into.layout().clone(), into.types());
+    let piece = what.of(&layout, bundle, rank);
+    let own_bytes = types.bytes(&piece);
+    let all_bytes = match what {
+        GatheredParts::Pieces | GatheredParts::Shards => types.bytes(bundle),
+        GatheredParts::OwnShard => types.bytes(&layout.shard(bundle, rank)),
+    };
+    let ranks = what.ranks(&layout, rank);
+    let bytes = ExchangeBytes::new(
+        ((ranks.len() - 1) * own_bytes) as u64,
+        (all_bytes - own_bytes) as u64,
+    );
+    let bytes = match what {
+        GatheredParts::Shards => bytes.among(ranks.len()),
+        GatheredParts::Pieces | GatheredParts::OwnShard => bytes,
+    };
+    let own = own.map(|own| piece.ranges().iter().map(|range| own.raw(range)).collect());
+    let numbers = ranks.iter().map(|rank| rank.number).collect();
     let list = move || {
         let of = |rank: Rank| {
-            let ranges = gathering.of(rank).ranges().to_vec();
+            let ranges = what.of(&layout, bundle, rank).ranges().to_vec();
             ranges.into_iter().map(move |range| (range, rank.number))
         };
-        places_by_owner(gathering.ranks().into_iter().flat_map(of).collect(), places)
-    };
-    let rank = gathering.rank;
-    let others = move || {
-        let ranks = gathering.ranks().into_iter();
-        ranks.map(|rank| rank.number).collect()
+        places_by_owner(ranks.into_iter().flat_map(of).collect(), |ranges| {
+            into.disjoint_raw_mut(ranges)
+        })
     };
     // SAFETY: the caller's promise.
-    unsafe { gather(kernels, (rank, others), bytes, own, list) }
+    unsafe { gather(kernels, (rank, || numbers), bytes, own, list) }
 }
 
 /// Starts gathering the pieces of some ranks, each with its rank and its place. This rank's own piece comes from `own`, or is
@@ -188,21 +178,15 @@ pub unsafe fn exchange_stages<'a>(
     let (own, stages) = (bytes[ranks.stage.number], ranks.stage.of);
     let bytes = ExchangeBytes::new((stages as u64 - 1) * own, bytes.iter().sum::<u64>() - own);
     let list = move || {
-        let is_own = |(stage, _): &(usize, Out)| *stage == ranks.stage.number;
-        let (kept, receives): (Vec<_>, Vec<_>) = places().into_iter().partition(is_own);
-        let kept: Vec<In> = kept.into_iter().map(|(_, place)| place.into_in()).collect();
-        let others = (0..stages).filter(|stage| *stage != ranks.stage.number);
-        let to = |stage| {
-            kept.iter()
-                .map(move |piece| (ranks.in_stage(stage), *piece))
-        };
-        let receives = receives.into_iter();
-        Exchange {
-            sends: others.flat_map(to).collect(),
-            receives: receives
-                .map(|(stage, place)| (ranks.in_stage(stage), place))
-                .collect(),
-        }
+        let places = places().into_iter();
+        let places = places.map(|(stage, place)| (ranks.in_stage(stage), place));
+        let all = (0..stages).map(|stage| ranks.in_stage(stage)).collect();
+        to_all(
+            ranks.in_stage(ranks.stage.number),
+            all,
+            None,
+            places.collect(),
+        )
     };
     // SAFETY: the caller's promise.
     unsafe { kernels.start_exchange_of_all(bytes, Box::new(list)) }

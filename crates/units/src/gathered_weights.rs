@@ -1,6 +1,6 @@
 //! Weights of which other ranks update parts that this rank keeps. Each rank sends them what it updated, after the update.
 
-use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
+use crate::gather::{GatheredParts, gather_bundle};
 use kernels::{Account, Event, Kernels, Queue, Result};
 use memory::{Arena, Cover, Rank};
 
@@ -90,20 +90,9 @@ impl GatheredWeights {
             return Ok(());
         };
         let _account = kernels.count_to(Account::Weights);
-        let (layout, types) = (arena.layout().clone(), arena.types().clone());
-        let gathering = BundleToGather {
-            layout: &layout,
-            bundle: &kept.bundle,
-            rank: self.rank,
-            what,
-        };
         // SAFETY: the computation waits for `came` before it reads or writes the bundle, and the arena lives as long as kernels have
         // work. Ranks read each other's shards in later exchanges, and these go in order.
-        unsafe {
-            gather_bundle(kernels, (gathering, &types), None, |ranges| {
-                arena.disjoint_raw_mut(ranges)
-            })
-        }?;
+        unsafe { gather_bundle(kernels, (&kept.bundle, self.rank, what), None, arena) }?;
         kept.came = Some(kernels.record(Queue::Collective)?);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use crate::gather::gathered;
 use crate::grains::Grains;
 use crate::reduction::Reducing;
-use crate::stream::{OnDevice, UnitsOnDevice, finish_all, host_bytes};
+use crate::stream::{OnDevice, UnitsOnDevice, finish_all, read_host};
 use crate::{Ranks, UnitError};
 use kernels::{Fill, Init, Kernels, Queue, Result};
 use memory::{
@@ -291,25 +291,22 @@ impl Gradients {
     /// # Errors
     /// [`UnitError`] if the lease is refused or the device fails.
     pub fn fetch(&mut self, kernels: &Kernels, unit: usize) -> Result<(), UnitError> {
-        let layout = self.layout();
-        let is_begun = |entry: &usize| {
-            let units = layout.units_of(*entry);
-            self.touched[0][*entry][unit - units.start]
-        };
-        match layout.units()[unit].entries.iter().any(is_begun) {
-            true => self.lease_unit(kernels, unit, true),
+        match self.is_begun(unit) {
+            true => self.lease_unit(kernels, unit),
             false => Ok(()),
         }
     }
 
+    /// Whether this step has added to a unit.
+    fn is_begun(&self, unit: usize) -> bool {
+        let layout = self.layout();
+        let mut entries = layout.units()[unit].entries.iter();
+        entries.any(|entry| self.touched[0][*entry][unit - layout.units_of(*entry).start])
+    }
+
     /// Leases room for a unit that has none, for each part. Starts fetching what the host has of it, or zeroes its padding.
-    fn lease_unit(
-        &mut self,
-        kernels: &Kernels,
-        unit: usize,
-        is_begun: bool,
-    ) -> Result<(), UnitError> {
-        let parts = self.touched.len();
+    fn lease_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<(), UnitError> {
+        let (parts, is_begun) = (self.touched.len(), self.is_begun(unit));
         let Some(units) = &mut self.units else {
             return Ok(());
         };
@@ -349,7 +346,7 @@ impl Gradients {
             let like = (&self.resident, &mut self.grains);
             reducing.open(kernels, unit, like)?;
         }
-        self.lease_unit(kernels, unit, false)?;
+        self.lease_unit(kernels, unit)?;
         if let Some(units) = &mut self.units {
             for part in 0..self.touched.len() {
                 units.open(kernels, Queue::Compute, (unit, part), CAME)?;
@@ -597,10 +594,7 @@ impl Gradients {
     pub fn read(&self, kernels: &Kernels, range: &Range<usize>, bytes: &mut [u8]) -> Result {
         match self.on_host(range) {
             None => kernels.download(bytes, self.flat(range)),
-            Some(x) => {
-                bytes.copy_from_slice(host_bytes(kernels, x)?);
-                Ok(())
-            }
+            Some(x) => read_host(kernels, bytes, x),
         }
     }
 

@@ -3,7 +3,7 @@
 //! a range of its piece into a slot, and adds them in the order of ranks and of parts. The next micro-batch is added to the same sum. So the sum has the same bits for any
 //! engine, size of buckets and number of ranks.
 
-use crate::gather::{BundleToGather, GatheredParts, exchange_ranges_of_stages, gather_bundle};
+use crate::gather::{GatheredParts, exchange_ranges_of_stages, gather_bundle};
 use crate::gradient_buckets::GradientBuckets;
 use crate::grains::Grains;
 use crate::stream::{OnDevice, UnitsOnDevice};
@@ -375,26 +375,11 @@ impl Reducing {
     /// Gives the step's sums to all ranks of this stage. They must be complete, and the computation must already wait for them.
     pub(crate) fn share(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result {
         let _account = kernels.count_to(Account::Gradients);
-        let (layout, types) = (arena.layout().clone(), arena.types().clone());
         for bundle in self.buckets.divided() {
-            let gathering = BundleToGather {
-                layout: &layout,
-                bundle,
-                rank: self.ranks.rank,
-                what: GatheredParts::Pieces,
-            };
-            let own = self.sums.as_ref().map(|sums| {
-                let own = gathering.of(self.ranks.rank);
-                let own = own.ranges().iter();
-                own.map(|range| sums.raw(range)).collect()
-            });
+            let pieces = (bundle, self.ranks.rank, GatheredParts::Pieces);
             // SAFETY: the caller waits for this before the arena is read or written. The arena and the sums live as
             // long as kernels have work, and the sums are written again only after the next backward pass.
-            unsafe {
-                gather_bundle(kernels, (gathering, &types), own, |ranges| {
-                    arena.disjoint_raw_mut(ranges)
-                })
-            }?;
+            unsafe { gather_bundle(kernels, pieces, self.sums.as_ref(), arena) }?;
         }
         Ok(())
     }

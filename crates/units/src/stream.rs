@@ -9,6 +9,7 @@ use memory::{
 use std::ops::Range;
 use std::rc::Rc;
 
+const ON_DEVICE: &str = "a unit is used while it is on the device";
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
 pub(crate) const LEFT: &str = "a unit has left before its memory is used again";
 
@@ -34,7 +35,7 @@ pub(crate) struct OnDevice {
     /// When the elements that were fetched have arrived from the host or from other ranks.
     pub(crate) came: Event,
     /// When the last copy or exchange that reads it is over.
-    left: Option<Event>,
+    pub(crate) left: Option<Event>,
     /// Whether it may be added to: the queue that does so waits for what was fetched, and nothing has been sent since.
     is_open: bool,
     /// Of sums over ranks: whether nothing more is added in this step.
@@ -66,18 +67,21 @@ impl UnitsOnDevice {
         self.here.is_empty()
     }
 
+    fn place(&self, of: UnitOfPart) -> Option<usize> {
+        self.here.iter().position(|here| here.of == of)
+    }
+
     pub(crate) fn has(&self, of: UnitOfPart) -> bool {
-        self.here.iter().any(|here| here.of == of)
+        self.place(of).is_some()
     }
 
     pub(crate) fn get(&self, of: UnitOfPart) -> &OnDevice {
-        let here = self.here.iter().find(|here| here.of == of);
-        here.expect("a unit is used while it is on the device")
+        &self.here[self.place(of).expect(ON_DEVICE)]
     }
 
     pub(crate) fn get_mut(&mut self, of: UnitOfPart) -> &mut OnDevice {
-        let here = self.here.iter_mut().find(|here| here.of == of);
-        here.expect("a unit is used while it is on the device")
+        let place = self.place(of).expect(ON_DEVICE);
+        &mut self.here[place]
     }
 
     /// A unit that may be added to.
@@ -153,15 +157,14 @@ impl UnitsOnDevice {
         range: &Range<usize>,
     ) -> Result {
         let _account = kernels.count_to(self.account);
-        let Some(host) = &mut self.host else {
+        let place = self.place(of).expect(ON_DEVICE);
+        let (Some(host), here) = (&mut self.host, &mut self.here[place]) else {
             return Ok(());
         };
-        let here = self.here.iter_mut().find(|here| here.of == of);
-        let here = here.expect("what is sent is on the device");
         // SAFETY: the lease ends after the computation waits for `left` (`wait_until_left`). The host's copy is read by uploads
         // that wait for the computation after that, and by the host once the download queue is done.
         unsafe { kernels.start_download(host.raw_mut(range), here.arena.raw(range)) }?;
-        here.leaves(kernels.record(Queue::Download)?);
+        here.left = Some(kernels.record(Queue::Download)?);
         Ok(())
     }
 
@@ -179,10 +182,8 @@ impl UnitsOnDevice {
 
     /// Ends the leases of all units but these. The computation must already wait for what arrives.
     pub(crate) fn keep_only(&mut self, kernels: &Kernels, kept: &[usize]) -> Result {
-        while self
-            .take(kernels, |here| !kept.contains(&here.of.0))?
-            .is_some()
-        {}
+        let is_over = |here: &OnDevice| !kept.contains(&here.of.0);
+        while self.take(kernels, is_over)?.is_some() {}
         Ok(())
     }
 
@@ -215,11 +216,6 @@ impl UnitsOnDevice {
 }
 
 impl OnDevice {
-    /// Its index in the layout.
-    pub(crate) fn unit(&self) -> usize {
-        self.of.0
-    }
-
     /// Reads a range of the layout.
     pub(crate) fn flat(&self, range: &Range<usize>) -> In<'_> {
         self.arena.flat(range.clone())
@@ -251,15 +247,10 @@ impl OnDevice {
         kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
     }
 
-    /// Notes an event after which something no longer reads the unit.
-    pub(crate) fn leaves(&mut self, then: Event) {
-        self.left = Some(then);
-    }
-
     /// Closes a unit that other ranks get. After the event `sent` it is no longer read.
     pub(crate) fn close(&mut self, sent: Event) {
         self.is_open = false;
-        self.leaves(sent);
+        self.left = Some(sent);
     }
 
     /// Makes the computation wait for the copies that read the unit. The memory may be used again after that.
@@ -276,8 +267,9 @@ pub(crate) fn finish_all(kernels: &Kernels) -> Result {
     finished.into_iter().collect()
 }
 
-/// The bytes of a view of host memory, once all downloads have arrived. It is called between steps.
-pub(crate) fn host_bytes<'a>(kernels: &Kernels, x: In<'a>) -> Result<&'a [u8]> {
+/// Copies a view of host memory, once all downloads have arrived. It is called between steps.
+pub(crate) fn read_host(kernels: &Kernels, bytes: &mut [u8], x: In) -> Result {
     kernels.finish(kernels.record(Queue::Download)?)?;
-    Ok(x.cast(DType::U8).slice())
+    bytes.copy_from_slice(x.cast(DType::U8).slice());
+    Ok(())
 }

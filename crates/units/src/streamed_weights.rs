@@ -1,12 +1,12 @@
 //! Units of weights that come to the device from the host, or from the ranks that have their shards, and leave it
 //! again.
 
-use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
+use crate::gather::{GatheredParts, gather_bundle};
 use crate::step_codes::{StepCodes, copy_of_bytes};
 use crate::stream::{OnDevice, UnitsOnDevice};
 use crate::{Ranks, UnitError, Zero};
 use kernels::{Account, Kernels, Queue, Result};
-use memory::{Arena, Category, Cover, Layout, Memory, Rank};
+use memory::{Arena, Category, Cover, Layout, Memory, Rank, Unit};
 use std::rc::Rc;
 
 const SHARD_CAME: &str = "a rank's shard has come before it is sent to the others";
@@ -140,7 +140,9 @@ impl StreamedWeights {
         };
         let _account = kernels.count_to(Account::Weights);
         match (self.gathers, only_updated) {
-            (Some((rank, GatheredParts::Shards)), false) => source.gather(kernels, here, rank)?,
+            (Some((rank, GatheredParts::Shards)), false) => {
+                source.gather(kernels, here, (whole, rank))?
+            }
             _ => source.fetch(kernels, here, &own)?,
         }
         Ok(())
@@ -176,8 +178,12 @@ impl<'a> UnitSource<'a> {
     }
 
     /// Starts gathering a unit from the ranks of the shard group into a lease that was just taken.
-    fn gather(&self, kernels: &Kernels, here: &mut OnDevice, rank: Rank) -> Result {
-        let unit = &self.layout.units()[here.unit()];
+    fn gather(
+        &self,
+        kernels: &Kernels,
+        here: &mut OnDevice,
+        (unit, rank): (&Unit, Rank),
+    ) -> Result {
         let shard = |bundle| self.layout.shard(bundle, rank);
         let own = Cover::joined(unit.bundles().map(shard));
         self.fetch(kernels, here, &own)?;
@@ -190,23 +196,11 @@ impl<'a> UnitSource<'a> {
         // Ranks send from the lease if the own shard was brought there, else from where it is stored.
         let is_sent_from_store = !self.is_on_host && self.codes.is_none();
         for bundle in unit.bundles() {
-            let gathering = BundleToGather {
-                layout: self.layout,
-                bundle,
-                rank,
-                what: GatheredParts::Shards,
-            };
-            let own = gathering.of(rank);
-            let raw = |range| self.stored.raw(range);
-            let sent = is_sent_from_store.then(|| own.ranges().iter().map(raw).collect());
-            let types = here.arena.types().clone();
+            let shards = (bundle, rank, GatheredParts::Shards);
+            let sent = is_sent_from_store.then_some(self.stored);
             // SAFETY: the computation waits for `came` before it reads the unit, and updates write pieces only after
             // that.
-            unsafe {
-                gather_bundle(kernels, (gathering, &types), sent, |ranges| {
-                    here.arena.disjoint_raw_mut(ranges)
-                })
-            }?;
+            unsafe { gather_bundle(kernels, shards, sent, &mut here.arena) }?;
         }
         here.came = kernels.record(Queue::Collective)?;
         Ok(())

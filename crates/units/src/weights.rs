@@ -3,7 +3,7 @@
 use crate::coded::{self, CodeBytes, Filling, set_code_bytes};
 use crate::gathered_weights::GatheredWeights;
 use crate::step_codes::StepCodes;
-use crate::stream::host_bytes;
+use crate::stream::read_host;
 use crate::streamed_weights::StreamedWeights;
 use crate::{Ranks, Zero};
 use kernels::{Kernels, Result};
@@ -232,10 +232,7 @@ impl Weights {
             });
         }
         match (self.host(), self.on_device(&range)) {
-            (Some(host), None) => {
-                bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
-                Ok(())
-            }
+            (Some(host), None) => read_host(kernels, bytes, host.flat(range)),
             _ => kernels.download(bytes, self.resident.flat(range)),
         }
     }
@@ -247,11 +244,11 @@ impl Weights {
         matrix: &Range<usize>,
         part: Range<usize>,
     ) -> Result<Vec<u8>> {
-        if let Some(host) = self.host() {
-            return Ok(host_bytes(kernels, host.raw(matrix).rows(part))?.to_vec());
-        }
         let mut bytes = vec![0; part.len()];
-        kernels.download(&mut bytes, self.resident.raw(matrix).rows(part))?;
+        match self.host() {
+            Some(host) => read_host(kernels, &mut bytes, host.raw(matrix).rows(part))?,
+            None => kernels.download(&mut bytes, self.resident.raw(matrix).rows(part))?,
+        }
         Ok(bytes)
     }
 
@@ -274,14 +271,9 @@ impl Weights {
         let of = |part: &Range<usize>| {
             &bytes[(part.start - range.start) * size..(part.end - range.start) * size]
         };
-        let arena = &mut self.resident;
-        for part in arena.held().within(&range).ranges() {
-            kernels.upload(arena.flat_mut(part.clone()), of(part))?;
-        }
-        if let Some(host) = host_to_set(&mut self.streamed) {
-            for part in host.held().within(&range).ranges() {
-                let out = host.flat_mut(part.clone()).cast(DType::U8);
-                out.slice_mut::<u8>().copy_from_slice(of(part));
+        for (arena, set) in arenas_to_set(&mut self.resident, &mut self.streamed) {
+            for part in arena.held().within(&range).ranges() {
+                set(kernels, arena.raw_mut(part), of(part))?;
             }
         }
         Ok(())
@@ -294,8 +286,10 @@ impl Weights {
     pub fn store_codes(&mut self, kernels: &Kernels, entry: usize, bytes: &CodeBytes) -> Result {
         self.filling.remove(&entry);
         let matrix = self.layout().entries()[entry].padded_range();
-        let arenas = (&mut self.resident, host_to_set(&mut self.streamed));
-        set_in_arenas(kernels, arenas, &matrix, bytes)
+        for (arena, set) in arenas_to_set(&mut self.resident, &mut self.streamed) {
+            set_code_bytes(arena, &matrix, bytes, |out, bytes| set(kernels, out, bytes))?;
+        }
+        Ok(())
     }
 
     /// Makes codes of a range of a matrix that is stored so, and sets them.
@@ -307,12 +301,9 @@ impl Weights {
     ) -> Result {
         let (dtype, layout) = (self.dtype(), self.layout().clone());
         let entry = &layout.entries()[index];
-        let matrix = entry.padded_range();
         let mut filling = self.filling.remove(&index).unwrap_or_default();
-        let mut host = host_to_set(&mut self.streamed);
         let is_whole = filling.add(entry, range, (dtype, bytes), |bytes| {
-            let arenas = (&mut self.resident, host.as_deref_mut());
-            set_in_arenas(kernels, arenas, &matrix, &bytes)
+            self.store_codes(kernels, index, &bytes)
         })?;
         if !is_whole {
             self.filling.insert(index, filling);
@@ -350,30 +341,26 @@ impl Weights {
     }
 }
 
-/// The weights in pinned host memory, between steps.
-fn host_to_set(streamed: &mut Option<StreamedWeights>) -> Option<&mut Arena> {
-    let streamed = streamed.as_mut()?;
-    assert!(streamed.units.is_empty(), "weights are set between steps");
-    streamed.units.host.as_mut()
-}
+/// Sets bytes of an arena.
+type Set = fn(&Kernels, Out, &[u8]) -> Result;
 
-/// Sets some bytes of a matrix of codes wherever they are held, on the device or in pinned memory.
-fn set_in_arenas(
-    kernels: &Kernels,
-    (resident, host): (&mut Arena, Option<&mut Arena>),
-    matrix: &Range<usize>,
-    bytes: &CodeBytes,
-) -> Result {
-    set_code_bytes(resident, matrix, bytes, |out, bytes| {
-        kernels.upload(out, bytes)
-    })?;
-    let Some(host) = host else {
-        return Ok(());
-    };
-    set_code_bytes(host, matrix, bytes, |out, bytes| {
+/// The weights on the device and those in pinned host memory, between steps.
+fn arenas_to_set<'a>(
+    resident: &'a mut Arena,
+    streamed: &'a mut Option<StreamedWeights>,
+) -> impl Iterator<Item = (&'a mut Arena, Set)> {
+    let on_device: Set = |kernels, out, bytes| kernels.upload(out, bytes);
+    let on_host: Set = |_, out, bytes| {
         out.slice_mut().copy_from_slice(bytes);
         Ok(())
-    })
+    };
+    let host = streamed.as_mut().and_then(|streamed| {
+        assert!(streamed.units.is_empty(), "weights are set between steps");
+        streamed.units.host.as_mut()
+    });
+    [(resident, on_device)]
+        .into_iter()
+        .chain(host.map(|host| (host, on_host)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Weights in a pass: what their users ask for, unit by unit.
 
-use crate::gather::{BundleToGather, GatheredParts, gather_bundle};
+use crate::gather::{GatheredParts, gather_bundle};
 use crate::stream::finish_all;
 use crate::{UnitError, Weights};
 use kernels::{Account, Kernels, Queue, Result};
@@ -123,7 +123,7 @@ impl Weights {
         let Some(streamed) = &mut self.streamed else {
             return Ok(());
         };
-        let (Some((rank, what @ GatheredParts::Pieces)), Some(host)) =
+        let (Some((rank, what @ GatheredParts::Pieces)), Some(_)) =
             (streamed.gathers, &streamed.units.host)
         else {
             return Ok(());
@@ -132,34 +132,23 @@ impl Weights {
         for queue in [Queue::Compute, Queue::Update] {
             kernels.wait(Queue::Collective, kernels.record(queue)?, PIECE_UPDATED)?;
         }
-        let gathering = BundleToGather {
-            layout: &streamed.layout,
-            bundle: &streamed.layout.units()[unit].trained,
-            rank,
-            what,
-        };
-        let types = host.types().clone();
+        let bundle = &streamed.layout.units()[unit].trained;
         let here = streamed.units.get_mut((unit, 0));
         let _account = kernels.count_to(Account::Weights);
         // SAFETY: the download queue waits for the gathering, and the lease ends after what that queue does then (`wait_until_left`), or never
         // (`abandon`). The own piece is only read until then.
-        unsafe {
-            gather_bundle(kernels, (gathering, &types), None, |ranges| {
-                here.arena.disjoint_raw_mut(ranges)
-            })
-        }?;
+        unsafe { gather_bundle(kernels, (bundle, rank, what), None, &mut here.arena) }?;
         kernels.wait(
             Queue::Download,
             kernels.record(Queue::Collective)?,
             PIECES_CAME,
         )?;
-        let others = gathering.bundle.without(&gathering.of(rank));
+        let others = bundle.without(&streamed.layout.piece(bundle, rank));
         for range in others.ranges() {
             streamed.units.send_range(kernels, (unit, 0), range)?;
         }
         // Also where the others had nothing.
-        let here = streamed.units.get_mut((unit, 0));
-        here.leaves(kernels.record(Queue::Download)?);
+        streamed.units.get_mut((unit, 0)).left = Some(kernels.record(Queue::Download)?);
         Ok(())
     }
 
