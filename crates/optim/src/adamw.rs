@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov and Hutter 2019).
 
-use crate::moment::Moment;
-use crate::rule::{ByRange, Keeps, StepNumbers, Update, UpdateQueue};
+use crate::moment::{Moment, moment};
+use crate::update::{StepNumbers, Update, UpdateQueue};
 use kernels::Result;
 use kernels::quantise::{SIGNED, UNSIGNED};
 
@@ -27,44 +27,24 @@ impl Default for AdamW {
 }
 
 /// The averages of gradients and of squared gradients.
-static MOMENTS: [Moment; 2] = [
-    Moment {
-        plain: "first_moment",
-        codes: "first_moment.codes",
-        absmax: "first_moment.absmax",
-        map: &SIGNED,
-    },
-    Moment {
-        plain: "second_moment",
-        codes: "second_moment.codes",
-        absmax: "second_moment.absmax",
-        map: &UNSIGNED,
-    },
+pub(crate) static MOMENTS: [Moment; 2] = [
+    moment!("first_moment", SIGNED),
+    moment!("second_moment", UNSIGNED),
 ];
 
-impl Keeps for AdamW {
-    fn moments(&self) -> &'static [Moment] {
-        &MOMENTS
-    }
-
-    fn rate_count(&self) -> usize {
-        3
-    }
-
+impl AdamW {
     /// The learning rate and the bias corrections.
-    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
+    pub(crate) fn rates(&self, learning_rate: f64, step: &StepNumbers) -> [f64; 3] {
         let update = step.update as i32;
-        let rates = [
-            step.learning_rate,
+        [
+            learning_rate,
             1.0 / (1.0 - self.beta1.powi(update)),
             1.0 / (1.0 - self.beta2.powi(update)).sqrt(),
-        ];
-        rates.map(|rate| rate as f32).to_vec()
+        ]
     }
-}
 
-impl ByRange for AdamW {
-    fn update(&self, on: &UpdateQueue, update: Update) -> Result {
+    /// Enqueues the update of a range. If the clipping factor is not finite, nothing changes.
+    pub(crate) fn update(&self, on: &UpdateQueue, update: Update) -> Result {
         let Ok([first_moment, second_moment]) = <[_; 2]>::try_from(update.moments) else {
             unreachable!("there are as many states as the rule says")
         };
@@ -83,34 +63,5 @@ impl ByRange for AdamW {
             eps: self.eps as f32,
             weight_decay: update.weight_decay,
         })
-    }
-}
-
-/// AdamW at a multiple of the learning rate.
-pub(crate) struct AdamWAt {
-    pub(crate) adamw: AdamW,
-    pub(crate) ratio: f64,
-}
-
-impl Keeps for AdamWAt {
-    fn moments(&self) -> &'static [Moment] {
-        self.adamw.moments()
-    }
-
-    fn rate_count(&self) -> usize {
-        self.adamw.rate_count()
-    }
-
-    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
-        self.adamw.rates(&StepNumbers {
-            learning_rate: step.learning_rate * self.ratio,
-            ..*step
-        })
-    }
-}
-
-impl ByRange for AdamWAt {
-    fn update(&self, on: &UpdateQueue, update: Update) -> Result {
-        self.adamw.update(on, update)
     }
 }

@@ -108,13 +108,17 @@ impl Chunks {
                     let ranges = round.iter().map(|one| own.within(&one.range));
                     let ranges = ranges.flat_map(|cover| cover.ranges().to_vec());
                     let ranges: Vec<Range<usize>> = ranges.collect();
-                    let states = if is_away {
-                        form.chunk_bytes(&ranges)
-                    } else {
-                        0
+                    let states = is_away.then(|| form.chunk_bytes(&ranges));
+                    let states = states.map(|bytes| bytes.next_multiple_of(alignment));
+                    let elements: usize = ranges.iter().map(Range::len).sum();
+                    let chunk = Chunk {
+                        unit: number,
+                        away: chunks.place(&ranges, states),
+                        round,
+                        ranges,
+                        gradient_bytes: elements * gradient_size,
                     };
-                    let bytes = [states.next_multiple_of(alignment), gradient_size];
-                    chunks.push(number, (round, ranges), bytes);
+                    chunks.all.push(chunk);
                 }
             }
             chunks.unit_ends.push((number, chunks.all.len()));
@@ -124,51 +128,19 @@ impl Chunks {
         chunks
     }
 
-    /// Adds a chunk. It takes `state_bytes` of the store, and `gradient_size` bytes of gradient per element.
-    fn push(
-        &mut self,
-        unit: usize,
-        (round, ranges): (Round, Vec<Range<usize>>),
-        [state_bytes, gradient_size]: [usize; 2],
-    ) {
-        let away = (state_bytes > 0).then(|| {
-            let number = self.all.len();
-            let held = ranges.iter().map(|range| (range.clone(), number));
-            self.by_start.extend(held);
-            let start = self.away_bytes;
-            self.away_bytes += state_bytes;
-            self.away += 1;
-            Away {
-                place: start..self.away_bytes,
-                ordinal: self.away - 1,
-            }
-        });
-        let elements: usize = ranges.iter().map(Range::len).sum();
-        self.all.push(Chunk {
-            unit,
-            round,
-            ranges,
-            away,
-            gradient_bytes: elements * gradient_size,
-        });
-    }
-
-    /// The chunk of a number that counts the chunks of all updates.
-    pub(crate) fn at(&self, number: usize) -> &Chunk {
-        &self.all[number % self.all.len()]
-    }
-
-    /// The turn of a chunk: its number among those whose states live elsewhere, counted over all updates.
-    pub(crate) fn turn(&self, number: usize) -> usize {
-        let ordinal = self.at(number).away.as_ref().map_or(0, |away| away.ordinal);
-        number / self.all.len() * self.away + ordinal
-    }
-
-    /// Whether it begins a run of chunks of one unit for which `of` gives the same value.
-    pub(crate) fn begins_run<T: PartialEq>(&self, number: usize, of: impl Fn(&Chunk) -> T) -> bool {
-        let index = number % self.all.len();
-        let of = |index: usize| (self.all[index].unit, of(&self.all[index]));
-        index == 0 || of(index - 1) != of(index)
+    /// A place in the store for the states of the next chunk, which has these ranges; none if it has none there.
+    fn place(&mut self, ranges: &[Range<usize>], state_bytes: Option<usize>) -> Option<Away> {
+        let state_bytes = state_bytes.filter(|bytes| *bytes > 0)?;
+        let number = self.all.len();
+        let held = ranges.iter().map(|range| (range.clone(), number));
+        self.by_start.extend(held);
+        let away = Away {
+            place: self.away_bytes..self.away_bytes + state_bytes,
+            ordinal: self.away,
+        };
+        self.away_bytes += state_bytes;
+        self.away += 1;
+        Some(away)
     }
 
     /// The elements whose states live elsewhere than on the device.
@@ -192,11 +164,8 @@ impl Chunks {
 /// The units with trained matrices, in the order of updates, each with whether its states live elsewhere.
 fn units(layout: &Layout, homes: &Homes) -> Vec<(usize, bool)> {
     let units = layout.units().iter();
-    let blocks = units.clone().filter_map(|unit| match unit.part {
-        Layer::Block(block) => Some(block + 1),
-        _ => None,
-    });
-    let blocks = blocks.max().unwrap_or(0);
+    let blocks = units.clone().filter_map(|unit| unit.part.block());
+    let blocks = blocks.max().map_or(0, |last| last + 1);
     let away = (homes.fraction * blocks as f64).ceil() as usize;
     let first_away = blocks - away.min(blocks);
     let is_of_fraction = |part| match part {
@@ -204,13 +173,12 @@ fn units(layout: &Layout, homes: &Homes) -> Vec<(usize, bool)> {
         Layer::Block(block) => block >= first_away,
         _ => away > 0,
     };
-    let trained = units
-        .enumerate()
-        .filter(|(_, unit)| unit.trained.elements() > 0);
     let is_away = |part| homes.states != Home::Device && is_of_fraction(part);
-    let mut units: Vec<_> = trained
-        .map(|(number, unit)| (number, is_away(unit.part)))
-        .collect();
+    let units = units.enumerate().map(|(number, unit)| {
+        let is_trained = unit.trained.elements() > 0;
+        is_trained.then(|| (number, is_away(unit.part)))
+    });
+    let mut units: Vec<(usize, bool)> = units.flatten().collect();
     if homes.gradients == Home::Released {
         units.reverse();
     }

@@ -14,7 +14,7 @@
 //!
 //! Between updates the host reads and changes states through one more buffer.
 
-use crate::chunks::{BLOCK_BYTES, Chunks};
+use crate::chunks::{Away, BLOCK_BYTES, Chunks};
 use crate::store::Store;
 use kernels::{BlockFile, DiskCopy, Event, HostSide, Kernels, NoFile, Queue, Result};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
@@ -36,12 +36,13 @@ pub(crate) struct DiskStore {
     /// Pinned host memory, `chunk_bytes` for each buffer.
     staging: Buffer,
     chunk_bytes: usize,
-    in_turn: Vec<InTurn>,
+    /// The events of each buffer's last read and last write. Chunks have the buffers in turn.
+    events: Vec<Events>,
     between: RefCell<Between>,
 }
 
-/// The events of a buffer's work.
-struct InTurn {
+#[derive(Clone)]
+struct Events {
     read: Event,
     written: Event,
 }
@@ -66,7 +67,7 @@ impl DiskStore {
             let (category, dims) = (Category::OptimizerState, [chunks * chunk_bytes]);
             memory.lease_pinned(category, "disk_staging", dims, DType::U8)
         };
-        let in_turn = |_| InTurn {
+        let past = Events {
             read: Event::PAST,
             written: Event::PAST,
         };
@@ -75,13 +76,17 @@ impl DiskStore {
             bytes: chunks.away_bytes as u64,
             staging: lease(buffers)?,
             chunk_bytes,
-            in_turn: (0..buffers).map(in_turn).collect(),
+            events: vec![past; buffers],
             between: RefCell::new(Between {
                 buffer: lease(1)?,
                 place: 0..0,
                 is_changed: false,
             }),
         })
+    }
+
+    fn buffer_of(&self, away: &Away) -> usize {
+        away.ordinal % self.events.len()
     }
 }
 
@@ -103,36 +108,37 @@ impl Store for DiskStore {
         AHEAD
     }
 
-    fn fetch(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
-        let index = turn % self.in_turn.len();
-        kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
-        let (file, offset) = (self.file.clone(), place.start as u64);
+    fn fetch(&mut self, kernels: &Kernels, away: &Away) -> Result {
+        let buffer = self.buffer_of(away);
+        kernels.wait(Queue::DiskRead, self.events[buffer].written, WRITTEN)?;
+        let (file, offset) = (self.file.clone(), away.place.start as u64);
         // SAFETY: the buffer lives as long as kernels have work (`Optimizer::lease`). Its last write is over before
         // this read. The upload that reads the buffer waits for `read`.
-        unsafe { kernels.start_disk_read(self.on_host(turn, place), &file, offset) }?;
-        self.in_turn[index].read = kernels.record(Queue::DiskRead)?;
+        unsafe { kernels.start_disk_read(self.on_host(away), &file, offset) }?;
+        self.events[buffer].read = kernels.record(Queue::DiskRead)?;
         Ok(())
     }
 
-    fn fetched(&self, kernels: &Kernels, turn: usize) -> Result {
-        let read = self.in_turn[turn % self.in_turn.len()].read;
-        kernels.wait(Queue::Upload, read, READ)
+    fn fetched(&self, kernels: &Kernels, away: &Away) -> Result {
+        kernels.wait(Queue::Upload, self.events[self.buffer_of(away)].read, READ)
     }
 
-    fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_> {
-        let start = turn % self.in_turn.len() * self.chunk_bytes;
-        self.staging.view_mut().rows(start..start + place.len())
+    fn on_host(&mut self, away: &Away) -> Out<'_> {
+        let start = self.buffer_of(away) * self.chunk_bytes;
+        self.staging
+            .view_mut()
+            .rows(start..start + away.place.len())
     }
 
-    fn put_back(&mut self, kernels: &Kernels, turn: usize, place: &Range<usize>) -> Result {
+    fn put_back(&mut self, kernels: &Kernels, away: &Away) -> Result {
         let downloaded = kernels.record(Queue::Download)?;
         kernels.wait(Queue::DiskWrite, downloaded, BACK)?;
-        let (file, offset) = (self.file.clone(), place.start as u64);
-        let bytes = self.on_host(turn, place);
+        let (file, offset) = (self.file.clone(), away.place.start as u64);
+        let bytes = self.on_host(away);
         // SAFETY: as in `fetch`. The next read into this buffer waits for `written`.
         unsafe { kernels.start_disk_write(&file, offset, bytes.as_in()) }?;
-        let index = turn % self.in_turn.len();
-        self.in_turn[index].written = kernels.record(Queue::DiskWrite)?;
+        let buffer = self.buffer_of(away);
+        self.events[buffer].written = kernels.record(Queue::DiskWrite)?;
         Ok(())
     }
 
@@ -159,7 +165,7 @@ impl Store for DiskStore {
     }
 
     /// The place has whole blocks of the file.
-    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
+    fn change(&mut self, Away { place, .. }: &Away) -> Result<Out<'_>> {
         let between = self.between.get_mut();
         between.load(&self.file, place.clone())?;
         between.is_changed = true;
@@ -177,29 +183,29 @@ impl Between {
         self.write(file)?;
         // If the read fails, the buffer holds no part.
         self.place = 0..0;
-        let copy = DiskCopy {
-            file: file.clone(),
-            offset: place.start as u64,
-            host: HostSide::Read(self.buffer.view_mut().rows(0..place.len())),
-        };
-        // SAFETY: nobody else uses the buffer, which is host memory.
-        unsafe { copy.carry_out() }?;
+        let buffer = self.buffer.view_mut().rows(0..place.len());
+        copy(file, place.start, HostSide::Read(buffer))?;
         self.place = place;
         Ok(())
     }
 
     fn write(&mut self, file: &Arc<dyn BlockFile>) -> Result {
-        if !self.is_changed {
-            return Ok(());
+        if self.is_changed {
+            let buffer = self.buffer.view().rows(0..self.place.len());
+            copy(file, self.place.start, HostSide::Write(buffer))?;
+            self.is_changed = false;
         }
-        let copy = DiskCopy {
-            file: file.clone(),
-            offset: self.place.start as u64,
-            host: HostSide::Write(self.buffer.view().rows(0..self.place.len())),
-        };
-        // SAFETY: as in `load`.
-        unsafe { copy.carry_out() }?;
-        self.is_changed = false;
         Ok(())
     }
+}
+
+/// Copies between a file and the buffer for the time between updates, which nothing else uses.
+fn copy(file: &Arc<dyn BlockFile>, offset: usize, host: HostSide) -> Result {
+    let copy = DiskCopy {
+        file: file.clone(),
+        offset: offset as u64,
+        host,
+    };
+    // SAFETY: the buffer is host memory.
+    unsafe { copy.carry_out() }
 }

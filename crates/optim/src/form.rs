@@ -17,18 +17,7 @@ pub(crate) struct StateTensor {
 }
 
 impl StateTensor {
-    pub(crate) const fn new(kind: &'static str, dtype: DType) -> StateTensor {
-        let sharing = 1;
-        StateTensor {
-            kind,
-            dtype,
-            sharing,
-        }
-    }
-
-    /// A state with one element per block of quantised values.
-    pub(crate) const fn of_blocks(kind: &'static str, dtype: DType) -> StateTensor {
-        let sharing = BLOCK;
+    const fn new(kind: &'static str, dtype: DType, sharing: usize) -> StateTensor {
         StateTensor {
             kind,
             dtype,
@@ -60,23 +49,25 @@ impl StateTensor {
 }
 
 /// The exact f32 weights of bf16 parameters.
-pub(crate) const MASTER: StateTensor = StateTensor::new("master", DType::F32);
+pub(crate) const MASTER: StateTensor = StateTensor::new("master", DType::F32, 1);
 /// The bits of the exact weights that bf16 weights do not have.
-pub(crate) const REMAINDER: StateTensor = StateTensor::new("remainder", DType::I16);
+pub(crate) const REMAINDER: StateTensor = StateTensor::new("remainder", DType::I16, 1);
 /// Those of them that a master of 24 bits has.
-pub(crate) const REMAINDER_BYTE: StateTensor = StateTensor::new("remainder", DType::U8);
+pub(crate) const REMAINDER_BYTE: StateTensor = StateTensor::new("remainder", DType::U8, 1);
 
 /// The states of a run.
 pub(crate) struct Form {
-    groups: Vec<ParameterGroup>,
+    /// The groups of parameters, one per rule.
+    pub(crate) groups: Vec<ParameterGroup>,
     /// The types that parameters are stored in.
-    types: Types,
+    pub(crate) types: Types,
     /// The master weights of bf16 parameters, if they have any.
     master: Option<StateTensor>,
     /// The type of moments that are not quantised.
     plain: DType,
-    /// The elements of the layout whose moments are quantised.
-    quantised: Range<usize>,
+    /// The elements of the layout whose moments are quantised. One call updates a range that is either inside or
+    /// outside of it.
+    pub(crate) quantised: Range<usize>,
 }
 
 /// Views of all states of one range.
@@ -113,21 +104,11 @@ impl Form {
         }
     }
 
-    /// The groups of parameters, one per rule.
-    pub(crate) fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-
     /// The moments of a range of one group.
     pub(crate) fn moments(&self, range: &Range<usize>) -> &'static [Moment] {
         let mut groups = self.groups.iter();
         let group = groups.find(|group| group.cover.rows(range).is_some());
         group.map_or(&[], |group| group.rule.moments())
-    }
-
-    /// The elements whose moments are quantised. One call updates a range that is either inside or outside of it.
-    pub(crate) fn quantised(&self) -> Range<usize> {
-        self.quantised.clone()
     }
 
     fn is_quantised(&self, range: &Range<usize>) -> bool {
@@ -148,11 +129,6 @@ impl Form {
             && groups.any(|group| group.cover.within(range).elements() > 0)
     }
 
-    /// The types that parameters are stored in.
-    pub(crate) fn types(&self) -> &Types {
-        &self.types
-    }
-
     /// The master state of a cover's parameters, and the elements that have one: those not stored in f32.
     pub(crate) fn masters(&self, cover: &Cover) -> Option<(StateTensor, Cover)> {
         let runs = self.types.runs(cover).into_iter();
@@ -161,19 +137,14 @@ impl Form {
     }
 
     /// The states of one moment, in order.
-    pub(crate) fn moment(
-        &self,
-        moment: &Moment,
-        is_quantised: bool,
-    ) -> impl Iterator<Item = StateTensor> + use<> {
-        let tensors = match is_quantised {
-            true => [
-                Some(StateTensor::new(moment.codes, DType::U8)),
-                Some(StateTensor::of_blocks(moment.absmax, DType::F32)),
+    pub(crate) fn moment(&self, moment: &Moment, is_quantised: bool) -> Vec<StateTensor> {
+        match is_quantised {
+            true => vec![
+                StateTensor::new(moment.codes, DType::U8, 1),
+                StateTensor::new(moment.absmax, DType::F32, BLOCK),
             ],
-            false => [Some(StateTensor::new(moment.plain, self.plain)), None],
-        };
-        tensors.into_iter().flatten()
+            false => vec![StateTensor::new(moment.plain, self.plain, 1)],
+        }
     }
 
     /// The states, in order, of a range of one group that is quantised wholly or not at all.
@@ -252,16 +223,10 @@ impl Form {
         range: &Range<usize>,
         bytes: Out<'a>,
     ) -> StateViews<'a> {
-        let (mut rest, mut cut) = (Some(bytes), 0);
-        let tensors = self.places(chunk, range).into_iter();
-        let views = tensors.map(|(tensor, place)| {
-            let bytes = rest.take().expect("what is not cut is put back");
-            let (before, after) = bytes.split_at(place.end - cut);
-            let view = before.rows(place.start - cut..place.end - cut);
-            (rest, cut) = (Some(after), place.end);
-            view.cast(tensor.dtype)
-        });
-        self.views(range, views)
+        let places = self.places(chunk, range).into_iter();
+        let (tensors, places): (Vec<_>, Vec<_>) = places.unzip();
+        let views = tensors.into_iter().zip(bytes.disjoint_rows(&places));
+        self.views(range, views.map(|(tensor, view)| view.cast(tensor.dtype)))
     }
 }
 
@@ -296,7 +261,7 @@ mod tests {
     fn states_of_a_chunk_lie_one_behind_the_other() {
         let form = form((MomentFormat::Quantised, MasterFormat::Remainder));
         let chunk = slice::from_ref(&(256..256 + 700));
-        assert_eq!(form.quantised(), 256..10_496);
+        assert_eq!(form.quantised, 256..10_496);
         let places = form.places(chunk, &(512..956));
         let named = places
             .iter()

@@ -2,7 +2,7 @@
 
 use crate::form::{MASTER, REMAINDER};
 use crate::host::{store, store_f32};
-use crate::saved::{RestoreError, SavedState, state_name};
+use crate::saved::{Find, REAL, RestoreError, SavedState};
 use files::FilesError;
 use half::bf16;
 use kernels::split::{join, join_24_bits, round_to_24_bits, split, split_24_bits};
@@ -39,61 +39,43 @@ pub(crate) fn set_master(
     master: MasterOperand,
     values: &[f32],
 ) -> Result {
+    let own = 0..values.len();
     match master {
         MasterOperand::Parameters => Ok(()),
-        MasterOperand::F32(out) => store_f32(kernels, space, out.rows(0..values.len()), values),
+        MasterOperand::F32(out) => store_f32(kernels, space, out.rows(own), values),
         MasterOperand::Remainder(out) => {
-            let out = out.rows(0..values.len());
             let remainders: Vec<i16> = values.iter().map(|value| split(*value).1).collect();
-            store(kernels, space, out, bytemuck::cast_slice(&remainders))
+            let bytes = bytemuck::cast_slice(&remainders);
+            store(kernels, space, out.rows(own), bytes)
         }
         MasterOperand::RemainderByte(out) => {
-            let out = out.rows(0..values.len());
             let remainders: Vec<u8> = values.iter().map(|value| split_24_bits(*value).1).collect();
-            store(kernels, space, out, &remainders)
+            store(kernels, space, out.rows(own), &remainders)
         }
     }
 }
 
-/// The master state that was saved with a parameter.
-pub(crate) enum SavedMaster<'a> {
-    /// None: the saved parameters are exact.
-    Parameters,
-    Exact(SavedState<'a>),
-    /// Whole, or the byte of a master of 24 bits.
-    Remainder(SavedState<'a>),
-}
+/// The master state that was saved with a parameter: an exact one (f32 or bf16), a remainder (i16), or the byte of a master of 24
+/// bits (u8). If there is none, the saved parameters are exact.
+pub(crate) struct SavedMaster<'a>(Option<SavedState<'a>>);
 
 impl<'a> SavedMaster<'a> {
-    pub(crate) fn find(
-        entry: &Entry,
-        find: &dyn Fn(&str) -> Option<SavedState<'a>>,
-    ) -> Result<SavedMaster<'a>, RestoreError> {
+    pub(crate) fn find(entry: &Entry, find: Find<'_, 'a>) -> Result<SavedMaster<'a>, RestoreError> {
         let n = entry.elements();
-        if let Some(master) = find(&state_name(entry, MASTER.kind)) {
-            return Ok(SavedMaster::Exact(master.real(entry, n)?));
+        if let Some(master) = find(MASTER.kind) {
+            return Ok(SavedMaster(Some(master.checked(entry, n, REAL)?)));
         }
-        Ok(match find(&state_name(entry, REMAINDER.kind)) {
-            Some(remainder) => {
-                let dtype = match remainder.dtype {
-                    DType::U8 => DType::U8,
-                    _ => DType::I16,
-                };
-                SavedMaster::Remainder(remainder.exactly(entry, n, dtype)?)
-            }
-            None => SavedMaster::Parameters,
-        })
+        let remainder = find(REMAINDER.kind);
+        let checked = remainder.map(|saved| saved.checked(entry, n, &[DType::I16, DType::U8]));
+        Ok(SavedMaster(checked.transpose()?))
     }
 
     /// Whether parameters kept in the type `weights` must be set from the exact weights, rather than from the saved
     /// parameters: in f32, or if masters are rounded to 24 bits, and the saved ones were not.
     pub(crate) fn refines(&self, weights: DType, rounds: bool) -> bool {
-        let is_finer = match self {
-            SavedMaster::Parameters => return false,
-            SavedMaster::Exact(_) => true,
-            SavedMaster::Remainder(remainder) => remainder.dtype != DType::U8,
-        };
-        weights == DType::F32 || rounds && is_finer
+        let is_finer =
+            |saved: &SavedState| weights == DType::F32 || rounds && saved.dtype != DType::U8;
+        self.0.as_ref().is_some_and(is_finer)
     }
 
     /// The exact weights of some of the parameter's elements. `weights` are the saved parameters of these elements,
@@ -103,13 +85,13 @@ impl<'a> SavedMaster<'a> {
         elements: &Range<usize>,
         parameters: Vec<f32>,
     ) -> Result<Vec<f32>, FilesError> {
-        Ok(match self {
-            SavedMaster::Parameters => parameters,
-            SavedMaster::Exact(master) => master.widened(elements)?,
-            SavedMaster::Remainder(remainder) => {
-                joined(&parameters, remainder.dtype, &remainder.part(elements)?)
-            }
-        })
+        let Some(saved) = &self.0 else {
+            return Ok(parameters);
+        };
+        match saved.dtype {
+            DType::I16 | DType::U8 => Ok(joined(&parameters, saved.dtype, &saved.part(elements)?)),
+            _ => saved.widened(elements),
+        }
     }
 }
 

@@ -1,81 +1,78 @@
 //! Updates of whole matrices. If ranks hold pieces, a round updates one matrix per rank. Each rank owns one matrix: the
 //! others send it their parts of the direction, it runs the iteration, and sends each rank its part of the result.
 
-use crate::rule::{ByMatrix, UpdateQueue};
+use crate::muon::Muon;
 use crate::segment::{Segment, Whole};
 use crate::sources::Sources;
+use crate::update::UpdateQueue;
 use kernels::{Exchange, ExchangeBytes, Result};
-use memory::{DType, GRANULARITY_BYTES, In, Out, Rank};
+use memory::{DType, GRANULARITY_BYTES, Out, Rank};
 use std::ops::Range;
 
-/// Bytes of scratch for [`update`].
-pub(crate) fn room_bytes(rule: &dyn ByMatrix, round: &[Segment], rank: Rank) -> usize {
-    room(rule, round, rank).iter().sum()
-}
-
-/// Bytes for the direction of this rank's matrix, and for a second part. That part holds either what this rank sends of
-/// the other matrices, or the iteration's scratch, never both at once.
-fn room(rule: &dyn ByMatrix, round: &[Segment], rank: Rank) -> [usize; 2] {
-    let size = rule.dtype().size_in_bytes();
+/// Bytes of scratch for [`update`]: for the direction of this rank's matrix, and for a second part. That part holds
+/// either what this rank sends of the other matrices, or the iteration's scratch, never both at once.
+pub(crate) fn room(muon: &Muon, round: &[Segment], rank: Rank) -> [usize; 2] {
+    let size = muon.ns_dtype.size_in_bytes();
     let pieces = round.iter().filter_map(|one| one.whole().piece(rank));
     let staged = pieces.map(|piece| size * piece.len()).max().unwrap_or(0);
     let [direction, scratch] = round.get(rank.number).map_or([0; 2], |own| {
         let tensor = &own.whole().tensor;
-        [size * tensor.elements(), rule.scratch_bytes(tensor.shape)]
+        [size * tensor.elements(), muon.scratch_bytes(tensor.shape)]
     });
     let direction = direction.next_multiple_of(GRANULARITY_BYTES as usize);
     [direction, scratch.max(staged)]
 }
 
-/// Views the first `elements` elements of some bytes.
-fn first(bytes: Out<'_>, dtype: DType, elements: usize) -> Out<'_> {
-    bytes.rows(0..elements * dtype.size_in_bytes()).cast(dtype)
-}
-
 /// Enqueues the update of this rank's pieces of a round's matrices. `room` is the scratch (u8).
 pub(crate) fn update(
     on: &UpdateQueue,
-    rule: &dyn ByMatrix,
+    muon: &Muon,
     round: &[Segment],
     sources: &mut Sources,
     room: Out,
 ) -> Result {
     let rank = sources.rank;
-    let (mut whole, mut rest) = room.split_at(self::room(rule, round, rank)[0]);
+    let (mut whole, mut rest) = room.split_at(self::room(muon, round, rank)[0]);
     let matrices = round.iter().enumerate().map(|(owner, segment)| Owned {
-        rule,
+        dtype: muon.ns_dtype,
         segment,
         whole: segment.whole(),
         owner,
         rank,
     });
     for matrix in matrices.clone() {
-        matrix.direct(on, sources, (whole.reborrow(), rest.reborrow()))?;
-        matrix.gather(on, whole.reborrow(), rest.as_in())?;
+        if let Some((piece, out)) = matrix.own(whole.reborrow(), rest.reborrow()) {
+            muon.direct(on, sources.update(matrix.segment, &piece), out)?;
+        }
+        matrix.exchange(on, true, (whole.reborrow(), rest.reborrow()))?;
     }
     if let Some(segment) = round.get(rank.number) {
         let tensor = &segment.whole().tensor;
-        let mut direction = first(whole.reborrow(), rule.dtype(), tensor.elements());
+        let bytes = 0..tensor.elements() * muon.ns_dtype.size_in_bytes();
+        let mut direction = whole.reborrow().rows(bytes).cast(muon.ns_dtype);
         let rates = sources.numbers.rates(segment.group);
         let of_matrix = tensor.elements() / tensor.count;
         for number in 0..tensor.count {
             let matrix = number * of_matrix..(number + 1) * of_matrix;
             let direction = direction.reborrow().rows(matrix);
-            rule.transform(on, tensor.shape, direction, rest.reborrow(), rates)?;
+            muon.transform(on, tensor.shape, direction, rest.reborrow(), rates)?;
         }
     }
     for matrix in matrices {
-        matrix.scatter(on, whole.as_in(), rest.reborrow())?;
-        matrix.apply(on, sources, (whole.as_in(), rest.as_in()))?;
+        matrix.exchange(on, false, (whole.reborrow(), rest.reborrow()))?;
+        if let Some((piece, direction)) = matrix.own(whole.reborrow(), rest.reborrow()) {
+            let update = sources.update(matrix.segment, &piece);
+            muon.apply(on, update, &matrix.whole.tensor, direction.into_in())?;
+        }
     }
     Ok(())
 }
 
 /// A matrix of a round, and its owner: the rank that transforms its direction. The owner has the whole direction; other
 /// ranks stage their pieces.
-#[derive(Clone, Copy)]
 struct Owned<'a> {
-    rule: &'a dyn ByMatrix,
+    /// The type of directions.
+    dtype: DType,
     segment: &'a Segment,
     whole: &'a Whole,
     owner: usize,
@@ -83,115 +80,53 @@ struct Owned<'a> {
 }
 
 impl Owned<'_> {
-    fn is_own(&self) -> bool {
-        self.owner == self.rank.number
-    }
-
     /// Where a range lies in the whole direction, in bytes.
     fn place(&self, range: &Range<usize>) -> Range<usize> {
-        let size = self.rule.dtype().size_in_bytes();
+        let size = self.dtype.size_in_bytes();
         let first = self.segment.range.start;
         size * (range.start - first)..size * (range.end - first)
     }
 
-    /// Where this rank's piece lies, in bytes: in the whole direction, or in the staged bytes.
-    fn own_place(&self, piece: &Range<usize>) -> Range<usize> {
-        match self.is_own() {
-            true => self.place(piece),
-            false => 0..self.place(piece).len(),
-        }
-    }
-
-    /// Computes the direction of this rank's piece.
-    fn direct(
-        &self,
-        on: &UpdateQueue,
-        sources: &mut Sources,
-        (whole, staged): (Out, Out),
-    ) -> Result {
-        let Some(piece) = self.whole.piece(self.rank) else {
-            return Ok(());
+    /// This rank's piece, if it has one, and the direction of that in the whole direction or in the staged bytes.
+    fn own<'b>(&self, whole: Out<'b>, staged: Out<'b>) -> Option<(Range<usize>, Out<'b>)> {
+        let piece = self.whole.piece(self.rank)?;
+        let place = self.place(&piece);
+        let bytes = match self.owner == self.rank.number {
+            true => whole.rows(place),
+            false => staged.rows(0..place.len()),
         };
-        let bytes = if self.is_own() { whole } else { staged };
-        let out = bytes.rows(self.own_place(&piece)).cast(self.rule.dtype());
-        let mut update = sources.update(self.segment, &piece);
-        self.rule.direct(on, &mut update, out)
+        Some((piece, bytes.cast(self.dtype)))
     }
 
-    /// Updates this rank's piece along its transformed direction.
-    fn apply(&self, on: &UpdateQueue, sources: &mut Sources, (whole, staged): (In, In)) -> Result {
-        let Some(piece) = self.whole.piece(self.rank) else {
+    /// Sends the staged pieces of the direction to the owner, or what has become of them from the owner to the other ranks.
+    fn exchange(&self, on: &UpdateQueue, to_owner: bool, (whole, staged): (Out, Out)) -> Result {
+        if self.rank.of == 1 {
             return Ok(());
-        };
-        let bytes = if self.is_own() { whole } else { staged };
-        let direction = bytes.rows(self.own_place(&piece)).cast(self.rule.dtype());
-        let update = sources.update(self.segment, &piece);
-        self.rule.apply(on, update, &self.whole.tensor, direction)
-    }
-
-    /// Sends the staged pieces of the direction to the owner.
-    fn gather(&self, on: &UpdateQueue, whole: Out, staged: In) -> Result {
-        let [sent, received] = self.bytes();
-        self.exchange(on, ExchangeBytes::new(sent, received), || {
-            let (ranks, places) = self.others();
-            let sends = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
-            Exchange {
-                sends: sends.into_iter().collect(),
-                receives: ranks
-                    .into_iter()
-                    .zip(whole.disjoint_rows(&places))
-                    .collect(),
-            }
-        })
-    }
-
-    /// Sends the other ranks' pieces of the transformed direction from the owner.
-    fn scatter(&self, on: &UpdateQueue, whole: In, staged: Out) -> Result {
-        let [received, sent] = self.bytes();
-        self.exchange(on, ExchangeBytes::new(sent, received), || {
-            let (ranks, places) = self.others();
-            let pieces = places.into_iter().map(|bytes| whole.rows(bytes));
-            let receives = self.staged().map(|bytes| (self.owner, staged.rows(bytes)));
-            Exchange {
-                sends: ranks.into_iter().zip(pieces).collect(),
-                receives: receives.into_iter().collect(),
-            }
-        })
-    }
-
-    /// Starts an exchange, if there is any other rank in it.
-    fn exchange<'b>(
-        &self,
-        on: &UpdateQueue,
-        bytes: ExchangeBytes,
-        list: impl FnOnce() -> Exchange<'b> + 'b,
-    ) -> Result {
-        match self.rank.of {
-            1 => Ok(()),
-            _ => on.exchange(bytes, list),
         }
-    }
-
-    /// Where this rank's piece is staged, in bytes; none if this rank is the owner.
-    fn staged(&self) -> Option<Range<usize>> {
-        let piece = self.whole.piece(self.rank).filter(|_| !self.is_own())?;
-        Some(self.own_place(&piece))
-    }
-
-    /// The other ranks, and where their pieces lie in the whole direction, in bytes. Empty if this rank is not the
-    /// owner.
-    fn others(&self) -> (Vec<usize>, Vec<Range<usize>>) {
+        let is_own = self.owner == self.rank.number;
+        let piece = self.whole.piece(self.rank).filter(|_| !is_own);
+        let staged_bytes = piece.map(|piece| 0..self.place(&piece).len());
         let pieces = self.whole.pieces.iter();
-        let others = pieces.filter(|(rank, _)| self.is_own() && *rank != self.owner);
-        others
+        let others = pieces.filter(|(rank, _)| is_own && *rank != self.owner);
+        let (ranks, places): (Vec<_>, Vec<_>) = others
             .map(|(rank, range)| (*rank, self.place(range)))
-            .unzip()
-    }
-
-    /// Bytes of the direction that this rank sends to the owner, and that it receives as the owner.
-    fn bytes(&self) -> [u64; 2] {
-        let staged = self.staged().map_or(0, |bytes| bytes.len());
-        let others: usize = self.others().1.iter().map(Range::len).sum();
-        [staged, others].map(|bytes| bytes as u64)
+            .unzip();
+        let to = staged_bytes.as_ref().map_or(0, Range::len) as u64;
+        let from = places.iter().map(Range::len).sum::<usize>() as u64;
+        let (sent, received) = if to_owner { (to, from) } else { (from, to) };
+        on.exchange(ExchangeBytes::new(sent, received), move || {
+            let own = staged_bytes.map(|bytes| (self.owner, staged.rows(bytes)));
+            let own = own.into_iter().collect();
+            let others = ranks.into_iter().zip(whole.disjoint_rows(&places));
+            let (sends, receives): (Vec<_>, Vec<_>) = match to_owner {
+                true => (own, others.collect()),
+                false => (others.collect(), own),
+            };
+            let sends = sends.into_iter().map(|(rank, out)| (rank, out.into_in()));
+            Exchange {
+                sends: sends.collect(),
+                receives,
+            }
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Restores a moment's values into its states, from any saved format.
 
 use crate::host::{store, store_f32};
-use crate::saved::{RestoreError, SavedState, state_name};
+use crate::saved::{Find, REAL, RestoreError, SavedState};
 use files::FilesError;
 use kernels::quantise::{BLOCK, Map};
 use kernels::{Kernels, MomentOperand};
@@ -17,46 +17,49 @@ pub(crate) struct Moment {
     pub(crate) map: &'static Map,
 }
 
+/// The moment of this name.
+macro_rules! moment {
+    ($name:literal, $map:ident) => {
+        Moment {
+            plain: $name,
+            codes: concat!($name, ".codes"),
+            absmax: concat!($name, ".absmax"),
+            map: &$map,
+        }
+    };
+}
+pub(crate) use moment;
+
 /// A moment of a parameter, as it was saved.
 pub(crate) struct SavedMoment<'a> {
     map: &'static Map,
-    values: SavedValues<'a>,
-}
-
-enum SavedValues<'a> {
-    /// f32 or bf16.
-    Plain(SavedState<'a>),
-    /// One code per element, and one f32 per block.
-    Quantised {
-        codes: SavedState<'a>,
-        absmax: SavedState<'a>,
-    },
+    /// f32 or bf16, or codes.
+    values: SavedState<'a>,
+    /// Of codes: one f32 per block.
+    absmax: Option<SavedState<'a>>,
 }
 
 impl<'a> SavedMoment<'a> {
     pub(crate) fn find(
         moment: &Moment,
         entry: &Entry,
-        find: &dyn Fn(&str) -> Option<SavedState<'a>>,
+        find: Find<'_, 'a>,
     ) -> Result<SavedMoment<'a>, RestoreError> {
         let n = entry.elements();
-        let find = |kind: &str| find(&state_name(entry, kind));
-        let Moment {
-            plain,
-            codes,
-            absmax,
-            map,
-        } = *moment;
-        let values = match (find(plain), find(codes), find(absmax)) {
-            (Some(plain), ..) => SavedValues::Plain(plain.real(entry, n)?),
+        let (plain, codes) = (find(moment.plain), find(moment.codes));
+        let (values, absmax) = match (plain, codes, find(moment.absmax)) {
+            (Some(plain), ..) => (plain.checked(entry, n, REAL)?, None),
             (None, Some(codes), Some(absmax)) => {
-                let absmax = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
-                let codes = codes.exactly(entry, n, DType::U8)?;
-                SavedValues::Quantised { codes, absmax }
+                let absmax = absmax.checked(entry, n.div_ceil(BLOCK), &[DType::F32])?;
+                (codes.checked(entry, n, &[DType::U8])?, Some(absmax))
             }
-            _ => return Err(RestoreError::missing(entry, plain)),
+            _ => return Err(RestoreError::missing(entry, moment.plain)),
         };
-        Ok(SavedMoment { map, values })
+        Ok(SavedMoment {
+            map: moment.map,
+            values,
+            absmax,
+        })
     }
 
     /// Sets the states of some of the parameter's elements, which begin with a block, and of the padding behind them.
@@ -68,23 +71,20 @@ impl<'a> SavedMoment<'a> {
         out: MomentOperand,
         elements: &Range<usize>,
     ) -> Result<(), RestoreError> {
-        match (out, &self.values) {
-            (MomentOperand::Plain(out), SavedValues::Plain(saved))
-                if out.dtype() == saved.dtype =>
-            {
+        match out {
+            MomentOperand::Plain(out) => {
                 let out = out.rows(0..elements.len());
-                store(kernels, space, out, &saved.part(elements)?)?;
+                match out.dtype() == self.values.dtype {
+                    true => store(kernels, space, out, &self.values.part(elements)?)?,
+                    false => store_f32(kernels, space, out, &self.values(elements)?)?,
+                }
             }
-            (MomentOperand::Plain(out), _) => {
-                let out = out.rows(0..elements.len());
-                store_f32(kernels, space, out, &self.values(elements)?)?;
-            }
-            (MomentOperand::Quantised { codes, absmax }, saved) => {
-                let (mut coded, scales) = match saved {
-                    SavedValues::Plain(_) => quantise(self.map, &self.values(elements)?),
-                    SavedValues::Quantised { codes, absmax } => {
+            MomentOperand::Quantised { codes, absmax } => {
+                let (mut coded, scales) = match &self.absmax {
+                    None => quantise(self.map, &self.values(elements)?),
+                    Some(absmax) => {
                         let scales = absmax.part(&blocks(elements))?.into_owned();
-                        (codes.part(elements)?.into_owned(), scales)
+                        (self.values.part(elements)?.into_owned(), scales)
                     }
                 };
                 // The code of zero, which is not the number 0 in the first moment.
@@ -97,13 +97,19 @@ impl<'a> SavedMoment<'a> {
     }
 
     fn values(&self, elements: &Range<usize>) -> Result<Vec<f32>, FilesError> {
-        match &self.values {
-            SavedValues::Plain(saved) => saved.widened(elements),
-            SavedValues::Quantised { codes, absmax } => {
-                let scales = absmax.widened(&blocks(elements))?;
-                Ok(dequantise(self.map, &codes.part(elements)?, &scales))
-            }
+        let Some(absmax) = &self.absmax else {
+            return self.values.widened(elements);
+        };
+        let (codes, scales) = (
+            self.values.part(elements)?,
+            absmax.widened(&blocks(elements))?,
+        );
+        let mut values = vec![0.0; codes.len()];
+        let blocks = values.chunks_mut(BLOCK).zip(codes.chunks(BLOCK));
+        for ((values, codes), absmax) in blocks.zip(scales) {
+            self.map.dequantise(codes, absmax, values);
         }
+        Ok(values)
     }
 }
 
@@ -120,14 +126,4 @@ fn quantise(map: &Map, values: &[f32]) -> (Vec<u8>, Vec<u8>) {
         .map(|(values, codes)| map.quantise(values, codes))
         .collect();
     (codes, bytemuck::cast_slice(&absmax).to_vec())
-}
-
-/// The values of codes, with one scale per block.
-fn dequantise(map: &Map, codes: &[u8], absmax: &[f32]) -> Vec<f32> {
-    let mut values = vec![0.0; codes.len()];
-    let blocks = values.chunks_mut(BLOCK).zip(codes.chunks(BLOCK));
-    for ((values, codes), absmax) in blocks.zip(absmax) {
-        map.dequantise(codes, *absmax, values);
-    }
-    values
 }

@@ -1,8 +1,8 @@
 //! Muon (Jordan et al. 2024), as `torch.optim.Muon`: weights move along the momentum of their matrix, which
 //! Newton-Schulz's iteration makes nearly orthogonal.
 
-use crate::moment::Moment;
-use crate::rule::{ByMatrix, Keeps, StepNumbers, Update, UpdateQueue, WholeTensor};
+use crate::moment::{Moment, moment};
+use crate::update::{Update, UpdateQueue, WholeTensor};
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{
@@ -56,26 +56,7 @@ impl Default for Muon {
     }
 }
 
-static MOMENTUM: [Moment; 1] = [Moment {
-    plain: "momentum",
-    codes: "momentum.codes",
-    absmax: "momentum.absmax",
-    map: &SIGNED,
-}];
-
-impl Keeps for Muon {
-    fn moments(&self) -> &'static [Moment] {
-        &MOMENTUM
-    }
-
-    fn rate_count(&self) -> usize {
-        1
-    }
-
-    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
-        vec![step.matrix_rate as f32]
-    }
-}
+pub(crate) static MOMENTUM: [Moment; 1] = [moment!("momentum", SIGNED)];
 
 /// Where the parts of the iteration's scratch are, in bytes, for a matrix of this shape. They are f64 sums of squares
 /// by grains, `[2]` f32 for the norm, an f32 product before rounding, and the Gram matrix of the shorter side.
@@ -97,32 +78,6 @@ impl Muon {
             LrAdjust::MatchRmsAdamw => 0.2 * (rows.max(columns) as f64).sqrt(),
             LrAdjust::Original => (rows as f64 / columns as f64).max(1.0).sqrt(),
         }
-    }
-
-    /// Divides a direction by its norm.
-    fn normalise(
-        &self,
-        on: &UpdateQueue,
-        mut direction: Out,
-        (mut grains, mut norm): (Out, Out),
-        rates: In,
-    ) -> Result {
-        on.run(NormGrains {
-            grains: grains.reborrow(),
-            x: direction.as_in(),
-        })?;
-        // Only the norm is used, so `loss` can be any finite value: rates are always finite.
-        on.run(NormAndClip {
-            out: norm.reborrow(),
-            grains: grains.as_in(),
-            loss: rates.rows(0..1),
-            max_norm: None,
-        })?;
-        on.run(DivideByNorm {
-            x: direction.reborrow(),
-            norm: norm.as_in().rows(0..1),
-            eps: self.ns_eps as f32,
-        })
     }
 
     /// One iteration: X = a X + (b G + c G G) X with the Gram matrix G = X X' of the shorter side. Every sum is rounded
@@ -177,18 +132,14 @@ impl Muon {
             beta: a,
         })
     }
-}
 
-impl ByMatrix for Muon {
-    fn dtype(&self) -> DType {
-        self.ns_dtype
-    }
-
-    fn scratch_bytes(&self, shape: [usize; 2]) -> usize {
+    /// Bytes of scratch that [`Muon::transform`] needs for a matrix of this shape.
+    pub(crate) fn scratch_bytes(&self, shape: [usize; 2]) -> usize {
         places(shape, self.ns_dtype)[3].end
     }
 
-    fn direct(&self, on: &UpdateQueue, update: &mut Update, out: Out) -> Result {
+    /// Enqueues the update of the momentum and the direction of a range, `out [n]`.
+    pub(crate) fn direct(&self, on: &UpdateQueue, mut update: Update, out: Out) -> Result {
         let momentum = update.moments.pop().expect("there is one moment");
         on.run(Momentum {
             out,
@@ -202,7 +153,9 @@ impl ByMatrix for Muon {
         })
     }
 
-    fn transform(
+    /// Enqueues the transformation of a whole direction, in place, into what weights move along. `rates` are those of
+    /// the step.
+    pub(crate) fn transform(
         &self,
         on: &UpdateQueue,
         shape: [usize; 2],
@@ -214,8 +167,23 @@ impl ByMatrix for Muon {
         let Ok([grains, norm, product, gram]) = <[Out; 4]>::try_from(parts) else {
             unreachable!("there are four places")
         };
-        let (grains, norm) = (grains.cast(DType::F64), norm.cast(DType::F32));
-        self.normalise(on, direction.reborrow(), (grains, norm), rates)?;
+        let (mut grains, mut norm) = (grains.cast(DType::F64), norm.cast(DType::F32));
+        on.run(NormGrains {
+            grains: grains.reborrow(),
+            x: direction.as_in(),
+        })?;
+        // Only the norm is used, so `loss` can be any finite value: rates are always finite.
+        on.run(NormAndClip {
+            out: norm.reborrow(),
+            grains: grains.into_in(),
+            loss: rates.rows(0..1),
+            max_norm: None,
+        })?;
+        on.run(DivideByNorm {
+            x: direction.reborrow(),
+            norm: norm.into_in().rows(0..1),
+            eps: self.ns_eps as f32,
+        })?;
         let mut product = product.cast(DType::F32);
         let mut gram = gram.cast(self.ns_dtype);
         for _ in 0..self.ns_steps {
@@ -224,7 +192,8 @@ impl ByMatrix for Muon {
         Ok(())
     }
 
-    fn apply(
+    /// Enqueues the update of a range's weights. If the clipping factor is not finite, they stay as they are.
+    pub(crate) fn apply(
         &self,
         on: &UpdateQueue,
         update: Update,

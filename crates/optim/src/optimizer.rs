@@ -1,16 +1,17 @@
 //! The optimizer of a run: its states in any format and home, and the updates of a step.
 
 use crate::form::Form;
-use crate::numbers::{Hyperparameters, Numbers};
+use crate::numbers::Numbers;
 use crate::resident::Resident;
-use crate::rule::{StepNumbers, UpdateQueue, WholeTensor};
+use crate::round::{SCRATCH, room_bytes, update};
+use crate::rule::Hyperparameters;
 use crate::segment::{Round, rounds};
 use crate::sources::States;
 use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
-use crate::update::{SCRATCH, room_bytes, update};
+use crate::update::{StepNumbers, UpdateQueue, WholeTensor};
 use crate::{MasterFormat, MomentFormat};
-use kernels::{Account, BlockFile, Kernels, NormAndClip, Result};
+use kernels::{Account, BlockFile, Kernels, NormAndClip, Queue, Result};
 use memory::{
     Buffer, Category, DType, Homes, In, Layer, Layout, Memory, OutOfMemory, Phase, Rank, Unit,
     UpdateTime,
@@ -68,7 +69,7 @@ impl Optimizer {
         ranks: Option<&Ranks>,
     ) -> Result<Optimizer, OutOfMemory> {
         let groups = recipe.hyperparameters.groups(layout, &recipe.matrices);
-        let form = Rc::new(Form::new(layout, recipe.formats, recipe.weights, groups));
+        let form = Form::new(layout, recipe.formats, recipe.weights, groups);
         let rank = ranks.map_or(Rank::ALONE, Ranks::updating);
         let is_released = homes.update_time() == UpdateTime::Backward;
         let streamed = (homes.streams_updates() || is_released).then(|| {
@@ -76,28 +77,26 @@ impl Optimizer {
             Streamed::lease(memory, layout, homes, formats, rank)
         });
         let streamed = streamed.transpose()?;
-        let chunks = streamed.as_ref().map(Streamed::chunks);
+        let chunks = streamed.as_ref().map(|streamed| &streamed.chunks);
         let own = layout.own_trained(rank);
         let (mut resident, mut at_once) = (own.clone(), layout.trained());
         if let Some(chunks) = chunks {
             resident = resident.without(&chunks.away_cover());
             at_once = at_once.without(&chunks.cover);
         }
-        let released = chunks.filter(|_| is_released);
-        let clips = released.map(|chunks| {
-            let (category, dims) = (Category::OptimizerState, [chunks.unit_ends.len(), 2]);
-            memory.lease_persistent(category, "clips", dims, DType::F32)
+        let clips = chunks.filter(|_| is_released).map(|chunks| {
+            let dims = [chunks.unit_ends.len(), 2];
+            memory.lease_persistent(Category::OptimizerState, "clips", dims, DType::F32)
         });
         let rounds = rounds(layout, &form, (&at_once, &own), rank);
-        let rooms = rounds.iter().map(|round| room_bytes(&form, round, rank));
         Ok(Optimizer {
             memory: memory.clone(),
-            room_bytes: rooms.max().unwrap_or(0),
+            room_bytes: room_bytes(&form, &rounds, rank),
             states: States {
                 rank,
                 tensor_states: TensorStates::lease(memory, &form)?,
                 resident: Resident::lease(memory, &form, &resident)?,
-                numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
+                numbers: Numbers::lease(memory, &recipe.hyperparameters, &form.groups)?,
                 form,
             },
             rounds,
@@ -111,9 +110,8 @@ impl Optimizer {
 
     /// Name and bytes of each arena of states on the device, for reports.
     pub fn arenas(&self) -> Vec<(&'static str, u64)> {
-        let slots = self.streamed.iter().map(Streamed::slot_bytes);
-        let slots = slots.filter(|bytes| *bytes > 0);
-        let slots = slots.map(|bytes| ("offload_slots", bytes));
+        let slots = self.streamed.iter().map(Streamed::slots_arena);
+        let slots = slots.filter(|(_, bytes)| *bytes > 0);
         let of_tensors = self.states.tensor_states.arena();
         let arenas = self.states.resident.arenas().chain(of_tensors);
         arenas.chain(slots).collect()
@@ -121,20 +119,21 @@ impl Optimizer {
 
     /// Name and bytes of each arena of states in pinned host memory.
     pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
-        let store = self.streamed.as_ref().and_then(Streamed::store);
-        store.map(|store| store.arena()).into_iter().collect()
+        let store = self.streamed.iter().flat_map(|streamed| &streamed.store);
+        store.map(|store| store.arena()).collect()
     }
 
     /// Bytes of the file for the states; none if they are in memory.
     pub fn disk_bytes(&self) -> Option<u64> {
-        self.streamed.as_ref()?.store()?.disk_bytes()
+        self.streamed.as_ref()?.store.as_ref()?.disk_bytes()
     }
 
     /// Takes a file of [`Optimizer::disk_bytes`] zeros for the states, which are zero after a lease. Call it before
     /// anything else. Shapes need no file.
     pub fn use_file(&mut self, file: Arc<dyn BlockFile>) {
-        if let Some(streamed) = &mut self.streamed {
-            streamed.use_file(file);
+        let mut stores = self.streamed.iter_mut().flat_map(|all| &mut all.store);
+        if let Some(store) = stores.next() {
+            store.use_file(file);
         }
     }
 
@@ -163,7 +162,7 @@ impl Optimizer {
         }
         assert!(!self.is_pending, "the update before is pending");
         let _account = kernels.count_to(Account::Update);
-        self.upload_numbers(kernels, numbers)?;
+        self.upload(kernels, numbers)?;
         self.prefetch(kernels)
     }
 
@@ -238,8 +237,8 @@ impl Optimizer {
             max_norm: None,
         })?;
         streamed.begin_unit(kernels)?;
-        let clip = clips.view().rows(row..row + 1).reshape([2]);
-        let sources = self.states.sources(weights, gradients, Some(clip));
+        let mut sources = self.states.sources(weights, gradients);
+        sources.clip = clips.view().rows(row..row + 1).reshape([2]);
         streamed.update_to(kernels, sources, Some(unit))?;
         if let Some(before) = before {
             streamed.wait_for(kernels, Some(before))?;
@@ -263,14 +262,18 @@ impl Optimizer {
         loss: In,
         numbers: StepNumbers,
     ) -> Result<(), UnitError> {
-        let mut room = self.lease_room()?;
+        // Comes first, so that a refused lease has changed nothing.
+        let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
+        let room =
+            (self.room_bytes > 0).then(|| self.memory.lease(category, SCRATCH, dims, DType::U8));
+        let mut room = room.transpose()?;
         let _account = kernels.count_to(Account::Update);
         let is_released = self.update_time == UpdateTime::Backward;
         if !is_released {
             assert!(!self.is_pending, "the update before is pending");
-            self.upload_numbers(kernels, numbers)?;
+            self.upload(kernels, numbers)?;
         }
-        let clip_norm = self.states.numbers.clip_norm();
+        let clip_norm = self.states.numbers.clip_norm;
         let max_norm = (!is_released && clip_norm.is_finite()).then_some(clip_norm as f32);
         self.update_at_once(kernels, weights, gradients, (loss, max_norm), room.as_mut())?;
         match &mut self.streamed {
@@ -325,25 +328,14 @@ impl Optimizer {
         Ok(self.update_to(kernels, weights, gradients, None)?)
     }
 
-    fn upload_numbers(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
-        let States {
-            numbers: all, form, ..
-        } = &mut self.states;
-        all.upload(kernels, form, numbers)
+    fn upload(&mut self, kernels: &Kernels, numbers: StepNumbers) -> Result {
+        let groups = &self.states.form.groups;
+        self.states.numbers.upload(kernels, groups, numbers)
     }
 
     fn prefetch(&mut self, kernels: &Kernels) -> Result {
         let streamed = self.streamed.as_mut();
         streamed.map_or(Ok(()), |streamed| streamed.prefetch(kernels))
-    }
-
-    /// Leases scratch for updates in the queue of the computation, if they need any. It comes first in an update, so
-    /// that a refused lease has changed nothing.
-    fn lease_room(&self) -> Result<Option<Buffer>, OutOfMemory> {
-        let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
-        let needs_room = self.room_bytes > 0;
-        let room = needs_room.then(|| self.memory.lease(category, SCRATCH, dims, DType::U8));
-        room.transpose()
     }
 
     /// Computes the norm and the clipping factor of all gradients, and updates what is updated in the queue of the
@@ -363,11 +355,12 @@ impl Optimizer {
             loss,
             max_norm,
         })?;
-        let (mut sources, tensor_states) = self.states.sources(weights, gradients, None);
-        let queue = UpdateQueue::in_computation(kernels);
+        let mut sources = self.states.sources(weights, gradients);
+        // SAFETY: the queue of the computation asks for no promise.
+        let queue = unsafe { UpdateQueue::new(kernels, Queue::Compute) };
         for round in &self.rounds {
             let room = room.as_mut().map(|room| room.view_mut());
-            update(&queue, round, &mut sources, tensor_states, room)?;
+            update(&queue, round, &mut sources, room)?;
         }
         Ok(())
     }
@@ -383,7 +376,7 @@ impl Optimizer {
     ) -> Result {
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
-                let sources = self.states.sources(weights, gradients, None);
+                let sources = self.states.sources(weights, gradients);
                 streamed.update_to(kernels, sources, unit)?;
                 streamed.wait_for(kernels, unit)?;
                 self.is_pending = !streamed.is_updated();

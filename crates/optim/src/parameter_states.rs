@@ -1,11 +1,12 @@
 //! Sets weights and states of single parameters, and reads their states.
 
-use crate::form::{StateTensor, StateViews};
+use crate::form::StateViews;
 use crate::master::{SavedMaster, held, set_master, weight_bytes};
 use crate::moment::SavedMoment;
 use crate::named::{NamedState, ReadFrom};
 use crate::optimizer::Optimizer;
 use crate::saved::{RestoreError, SavedState, state_name};
+use crate::sources::States;
 use crate::tensor_states::share;
 use files::{in_chunks, widen};
 use kernels::{KernelError, Kernels, Result};
@@ -47,20 +48,23 @@ impl Optimizer {
     /// # Panics
     /// If this rank does not keep all of them.
     pub fn named_states(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
-        let states = self.states_by_element(index, range).into_iter();
-        states.chain(self.states_of_tensor(index, range)).collect()
-    }
-
-    /// The part of the tensor's own states that is saved with these elements.
-    fn states_of_tensor(
-        &self,
-        index: usize,
-        range: &Range<usize>,
-    ) -> impl Iterator<Item = NamedState<'_>> {
+        assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
-        let states = self.states.tensor_states.tensors(index);
-        states.map(move |(kind, view)| {
+        let tensors = self.states.form.tensors(range).into_iter().enumerate();
+        let mut resident = self.states.resident.tensors(range).map(ReadFrom::Device);
+        let by_element = tensors.map(|(number, tensor)| NamedState {
+            name: state_name(entry, tensor.kind),
+            dtype: tensor.dtype,
+            elements: tensor.rows(&own),
+            whole: tensor.elements(entry.elements()),
+            from: resident
+                .next()
+                .unwrap_or_else(|| self.stored(range, number)),
+        });
+        // A tensor's own states are saved in parts too.
+        let of_tensor = self.states.tensor_states.tensors(index);
+        let of_tensor = of_tensor.map(|(kind, view)| {
             let elements = share(entry, &own, view.elements());
             NamedState {
                 name: state_name(entry, kind),
@@ -69,45 +73,22 @@ impl Optimizer {
                 from: ReadFrom::Device(view.rows(elements.clone())),
                 elements,
             }
-        })
+        });
+        by_element.chain(of_tensor).collect()
     }
 
-    /// The states that have one element per parameter or per block.
-    fn states_by_element(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
-        assert!(!self.is_pending(), "an update is pending");
-        let entry = &self.layout.entries()[index];
-        let own = range.start - entry.offset..range.end - entry.offset;
-        let state = |tensor: StateTensor, from| NamedState {
-            name: state_name(entry, tensor.kind),
-            dtype: tensor.dtype,
-            elements: tensor.rows(&own),
-            whole: tensor.elements(entry.elements()),
-            from,
-        };
-        let tensors = self.states.form.tensors(range).into_iter();
-        if self.states.resident.cover().rows(range).is_some() {
-            let views = self.states.resident.tensors(range);
-            let views = views.map(|(_, view)| ReadFrom::Device(view));
-            return tensors
-                .zip(views)
-                .map(|(tensor, view)| state(tensor, view))
-                .collect();
-        }
+    /// Where the store has one of the states of a range: that of this number in the form.
+    fn stored(&self, range: &Range<usize>, number: usize) -> ReadFrom<'_> {
         let streamed = self.streamed.as_ref();
         let streamed = streamed.expect("states that are not on the device are in chunks");
-        let store = streamed.store().expect("these states are in the store");
-        let states = tensors.enumerate().map(|(number, tensor)| {
-            let held = streamed.chunks().holding(range);
-            let places = held.filter_map(|(chunk, range)| {
-                let place = self.states.form.places(&chunk.ranges, &range)[number]
-                    .1
-                    .clone();
-                let start = chunk.away.as_ref()?.place.start;
-                Some(start + place.start..start + place.end)
-            });
-            state(tensor, ReadFrom::Chunks(store, places.collect()))
+        let store = streamed.store.as_deref();
+        let places = streamed.chunks.holding(range).filter_map(|(chunk, range)| {
+            let places = self.states.form.places(&chunk.ranges, &range);
+            let (start, place) = (chunk.away.as_ref()?.place.start, &places[number].1);
+            Some(start + place.start..start + place.end)
         });
-        states.collect()
+        let places = places.collect();
+        ReadFrom::Chunks(store.expect("these states are in the store"), places)
     }
 
     /// Sets the states of a parameter, as far as this rank keeps them. `find` returns saved states by name, in any
@@ -125,15 +106,16 @@ impl Optimizer {
     ) -> Result<(), RestoreError> {
         let layout = self.layout.clone();
         let entry = &layout.entries()[index];
-        let master = SavedMaster::find(entry, find)?;
+        let find = |kind: &str| find(&state_name(entry, kind));
+        let master = SavedMaster::find(entry, &find)?;
         let moments = self.states.form.moments(&entry.padded_range()).iter();
-        let moments = moments.map(|moment| SavedMoment::find(moment, entry, find));
+        let moments = moments.map(|moment| SavedMoment::find(moment, entry, &find));
         let moments = moments.collect::<Result<Vec<_>, _>>()?;
         let range = entry.range();
         let rounds = self.states.form.rounds_masters(&range);
         let mut restored = Vec::new();
         self.each_chunk(kernels, &entry.padded_range(), |chunk, space, states| {
-            let own = without_padding(entry, chunk);
+            let own = chunk.start..chunk.end.min(range.end);
             let elements = own.start - entry.offset..own.end - entry.offset;
             let values = set_exact(kernels, weights, entry, &own, (&master, rounds))?;
             set_master(kernels, space, states.master, &values)?;
@@ -145,7 +127,7 @@ impl Optimizer {
         })?;
         self.states
             .tensor_states
-            .restore(kernels, (index, entry), find)?;
+            .restore(kernels, (index, entry), &find)?;
         if master.refines(weights.dtype_of(&range), rounds) {
             // The weights held here may be more than the states: other ranks keep the others' states.
             let held = weights.held().within(&range);
@@ -165,25 +147,28 @@ impl Optimizer {
         range: &Range<usize>,
         mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), E>,
     ) -> Result<(), E> {
-        let resident = self.states.resident.cover().within(range);
-        for own in resident.ranges().iter().cloned().flat_map(in_chunks) {
-            let states = self.states.resident.views(&own);
+        let is_pending = self.is_pending();
+        let States { resident, form, .. } = &mut self.states;
+        let here = resident.cover.within(range);
+        for own in here.ranges().iter().cloned().flat_map(in_chunks) {
+            let states = form.views(&own, resident.views(&own));
             set(own, Space::Device, states)?;
         }
-        if resident.elements() == range.len() {
+        if here.elements() == range.len() {
             return Ok(());
         }
-        assert!(!self.is_pending(), "an update is under way");
+        assert!(!is_pending, "an update is under way");
         let Some(streamed) = &mut self.streamed else {
             return Ok(());
         };
-        let (chunks, store) = streamed.at_rest(kernels)?;
-        let Some(store) = store else { return Ok(()) };
-        for (chunk, held) in chunks.holding(range) {
-            let Some(away) = &chunk.away else { continue };
+        streamed.rest(kernels)?;
+        for (chunk, held) in streamed.chunks.holding(range) {
+            let (Some(away), Some(store)) = (&chunk.away, &mut streamed.store) else {
+                continue;
+            };
             for own in in_chunks(held) {
-                let bytes = store.change(&away.place)?;
-                let states = self.states.form.carve(&chunk.ranges, &own, bytes);
+                let bytes = store.change(away)?;
+                let states = form.carve(&chunk.ranges, &own, bytes);
                 set(own, Space::Host, states)?;
             }
         }
@@ -206,11 +191,6 @@ fn set_exact(
     let bytes = weight_bytes(weights.dtype_of(own), &values);
     weights.store(kernels, own.clone(), &bytes)?;
     Ok(values.into_owned())
-}
-
-/// The part of a range that is not padding.
-fn without_padding(entry: &Entry, range: Range<usize>) -> Range<usize> {
-    range.start..range.end.min(entry.range().end)
 }
 
 /// Parameters, widened to f32.

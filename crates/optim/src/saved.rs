@@ -15,6 +15,12 @@ pub struct SavedState<'a> {
     pub bytes: Parts<'a>,
 }
 
+/// The types of states that are numbers, and not codes or remainders.
+pub(crate) const REAL: &[DType] = &[DType::F32, DType::BF16];
+
+/// Returns a saved state of one parameter by the state's name.
+pub(crate) type Find<'f, 'a> = &'f dyn Fn(&str) -> Option<SavedState<'a>>;
+
 /// A saved optimizer cannot be restored.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
@@ -51,14 +57,16 @@ impl RestoreError {
 }
 
 impl<'a> SavedState<'a> {
-    /// Returns this state if it has `elements` elements of this type.
-    pub(crate) fn exactly(
+    /// Returns this state if it has `elements` elements of one of these types.
+    pub(crate) fn checked(
         self,
         entry: &Entry,
         elements: usize,
-        dtype: DType,
+        types: &[DType],
     ) -> Result<SavedState<'a>, RestoreError> {
-        if self.dtype == dtype && self.bytes.len() == elements * dtype.size_in_bytes() {
+        let own = types.iter().find(|dtype| **dtype == self.dtype);
+        let expected = *own.unwrap_or(&types[0]);
+        if self.dtype == expected && self.bytes.len() == elements * expected.size_in_bytes() {
             return Ok(self);
         }
         Err(RestoreError::Misfit {
@@ -66,21 +74,8 @@ impl<'a> SavedState<'a> {
             bytes: self.bytes.len(),
             dtype: self.dtype,
             elements,
-            expected: dtype,
+            expected,
         })
-    }
-
-    /// Returns this state if it has `elements` elements of f32 or bf16.
-    pub(crate) fn real(
-        self,
-        entry: &Entry,
-        elements: usize,
-    ) -> Result<SavedState<'a>, RestoreError> {
-        let dtype = match self.dtype {
-            DType::BF16 => DType::BF16,
-            _ => DType::F32,
-        };
-        self.exactly(entry, elements, dtype)
     }
 
     /// The bytes of some elements.

@@ -48,10 +48,8 @@ impl Schedule {
                 (self.warmup_steps, self.decay_steps.unwrap_or(after_warmup))
             }
             ScheduleKind::Wsd => {
-                let length = self
-                    .decay_steps
-                    .unwrap_or(self.total_steps / 10)
-                    .min(after_warmup);
+                let length = self.decay_steps.unwrap_or(self.total_steps / 10);
+                let length = length.min(after_warmup);
                 (self.total_steps - length, length)
             }
         };

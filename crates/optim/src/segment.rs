@@ -1,9 +1,11 @@
 //! Segments: the ranges that one call updates.
 
 use crate::form::Form;
-use crate::rule::{ParameterGroup, Rule, WholeTensor};
+use crate::rule::{ParameterGroup, Rule};
+use crate::update::WholeTensor;
 use memory::{Cover, GRAIN_ELEMENTS, Layout, Rank};
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A range of the arenas that is updated at once. It is all matrices or all vectors of a group, with moments of one
@@ -58,16 +60,16 @@ pub(crate) fn rounds(
     (cover, own): (&Cover, &Cover),
     rank: Rank,
 ) -> Vec<Round> {
-    let groups = form.groups().iter().enumerate();
+    let groups = form.groups.iter().enumerate();
     let of_group = groups.flat_map(|(number, group)| {
         let whole = || tensors_of(layout, (number, group), cover, rank);
         let (segments, at_once) = match group.rule {
-            Rule::Ranges(_) => {
+            Rule::AdamW { .. } => {
                 let own = own.within_all(cover).within_all(&group.cover);
                 (segments_of(layout, form, &own, number), 1)
             }
-            Rule::Matrices(_) => (whole(), rank.of),
-            Rule::Sums(_) => (whole(), 1),
+            Rule::Muon(_) => (whole(), rank.of),
+            Rule::Adafactor(_) => (whole(), 1),
         };
         let rounds = segments.chunks(at_once).map(<[Segment]>::to_vec);
         rounds.collect::<Vec<Round>>()
@@ -83,28 +85,23 @@ fn tensors_of(
     cover: &Cover,
     rank: Rank,
 ) -> Vec<Segment> {
-    let grained = layout.grained();
-    let entries = layout.entries();
-    let is_here = |tensor: &&WholeTensor| {
-        let range = entries[tensor.entry].padded_range();
-        cover.rows(&range).is_some()
-    };
-    let tensors = group.tensors.iter().filter(is_here).map(|tensor| {
-        let entry = &entries[tensor.entry];
+    let tensors = group.tensors.iter().filter_map(|tensor| {
+        let entry = &layout.entries()[tensor.entry];
         let range = entry.padded_range();
-        Segment {
+        cover.rows(&range)?;
+        Some(Segment {
             decays: entry.is_matrix(),
             group: number,
             whole: Some(Whole {
                 tensor: tensor.clone(),
-                grains: grains_of(grained, &range),
+                grains: grains_of(layout, &range),
                 pieces: pieces(layout, tensor.entry, rank.of),
             }),
             range,
-        }
+        })
     });
     let mut tensors: Vec<Segment> = tensors.collect();
-    if matches!(group.rule, Rule::Matrices(_)) && rank.of > 1 {
+    if matches!(group.rule, Rule::Muon(_)) && rank.of > 1 {
         tensors.sort_by_key(|segment| Reverse(segment.whole().tensor.elements()));
     }
     tensors
@@ -127,14 +124,11 @@ fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
     pieces
 }
 
-/// The grains that a range overlaps, given the ranges of [`Layout::grained`].
-fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<usize> {
-    let holds =
-        |(all, _): &&(Range<usize>, usize)| all.start <= range.start && range.end <= all.end;
-    let (all, first) = grained
-        .iter()
-        .find(holds)
-        .expect("what is trained is in grains");
+/// The grains that a range overlaps.
+fn grains_of(layout: &Layout, range: &Range<usize>) -> Range<usize> {
+    let mut grained = layout.grained().iter();
+    let own = grained.find(|(all, _)| all.start <= range.start && range.end <= all.end);
+    let (all, first) = own.expect("what is trained is in grains");
     let grain = |element: usize| first + (element - all.start) / GRAIN_ELEMENTS;
     grain(range.start)..grain(range.end - 1) + 1
 }
@@ -142,35 +136,22 @@ fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<u
 /// The matrices and vectors of a cover, split where their type changes, where quantised moments begin or end, and at
 /// elements without numbers.
 fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec<Segment> {
-    let (mut segments, quantised) = (Vec::new(), form.quantised());
-    for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
-        let [start, end] =
-            [quantised.start, quantised.end].map(|cut| cut.clamp(all.start, all.end));
-        for kind in [all.start..start, start..end, end..all.end] {
-            let runs = form.types().runs(&cover.within(&kind)).into_iter();
-            let ranges = runs.flat_map(|(run, _)| numbered(layout, &run));
-            segments.extend(ranges.map(|range| Segment {
-                range,
-                decays,
-                group,
-                whole: None,
-            }));
-        }
-    }
-    segments
-}
-
-/// The parts of a range in which element numbers are consecutive.
-fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
-    let tails = layout.tails().iter().map(|tail| tail.end);
-    let cuts = tails.filter(|cut| range.start < *cut && *cut < range.end);
-    let mut start = range.start;
-    let parts = cuts.chain([range.end]).map(|end| {
-        let part = start..end;
-        start = end;
-        part
+    let (matrices, quantised) = (layout.matrices(), &form.quantised);
+    let mut cuts = BTreeSet::from([matrices.end, quantised.start, quantised.end]);
+    cuts.extend(layout.tails().iter().map(|tail| tail.end));
+    let parts = form.types.runs(cover).into_iter().flat_map(|(run, _)| {
+        let within = cuts.range(run.start + 1..run.end).copied();
+        let ends: Vec<usize> = within.chain([run.end]).collect();
+        let starts = [run.start].into_iter().chain(ends.clone());
+        starts.zip(ends).map(|(start, end)| start..end)
     });
-    parts.collect()
+    let segments = parts.map(|range| Segment {
+        decays: matrices.contains(&range.start),
+        range,
+        group,
+        whole: None,
+    });
+    segments.collect()
 }
 
 #[cfg(test)]

@@ -4,17 +4,16 @@ use crate::chunks::Chunk;
 use crate::form::Form;
 use crate::numbers::Numbers;
 use crate::resident::Resident;
-use crate::rule::Update;
 use crate::segment::Segment;
 use crate::tensor_states::TensorStates;
+use crate::update::Update;
 use memory::{In, Out, Rank};
 use std::ops::Range;
-use std::rc::Rc;
 use units::{Gradients, Weights};
 
 /// The states that stay on the device, and the form of all states.
 pub(crate) struct States {
-    pub(crate) form: Rc<Form>,
+    pub(crate) form: Form,
     pub(crate) numbers: Numbers,
     /// States with one element per parameter or per block.
     pub(crate) resident: Resident,
@@ -24,29 +23,27 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// The buffers that updates read and write. `clip` is the norm and the clipping factor; none means those of the
-    /// step.
+    /// The buffers that updates read and write, with the norm and the clipping factor of the step.
     pub(crate) fn sources<'a>(
         &'a mut self,
         weights: &'a mut Weights,
         gradients: &'a Gradients,
-        clip: Option<In<'a>>,
-    ) -> (Sources<'a>, &'a mut TensorStates) {
-        let sources = Sources {
+    ) -> Sources<'a> {
+        Sources {
             form: &self.form,
             numbers: &self.numbers,
             rank: self.rank,
-            clip: clip.unwrap_or(self.numbers.clip.view()),
+            clip: self.numbers.clip.view(),
             resident: &mut self.resident,
+            tensor_states: &mut self.tensor_states,
             weights,
             gradients,
             fetched: None,
-        };
-        (sources, &mut self.tensor_states)
+        }
     }
 }
 
-/// The buffers that updates read and write, except the states that a tensor has as a whole.
+/// The buffers that updates read and write.
 pub(crate) struct Sources<'a> {
     pub(crate) form: &'a Form,
     pub(crate) numbers: &'a Numbers,
@@ -55,6 +52,7 @@ pub(crate) struct Sources<'a> {
     /// `[2]` f32: the norm and the clipping factor.
     pub(crate) clip: In<'a>,
     pub(crate) resident: &'a mut Resident,
+    pub(crate) tensor_states: &'a mut TensorStates,
     pub(crate) weights: &'a mut Weights,
     pub(crate) gradients: &'a Gradients,
     /// The chunk that was fetched for this update, if any.
@@ -73,6 +71,7 @@ impl Sources<'_> {
     pub(crate) fn with<'b>(&'b mut self, fetched: Option<FetchedChunk<'b>>) -> Sources<'b> {
         Sources {
             resident: &mut *self.resident,
+            tensor_states: &mut *self.tensor_states,
             weights: &mut *self.weights,
             fetched,
             ..*self
@@ -83,28 +82,36 @@ impl Sources<'_> {
     pub(crate) fn update(&mut self, segment: &Segment, range: &Range<usize>) -> Update<'_> {
         let (form, numbers, gradients) = (self.form, self.numbers, self.gradients);
         let gradients = match (gradients.on_host(range), &self.fetched) {
-            (Some(x), Some(fetched)) => fetched
-                .gradients
-                .cast(x.dtype())
-                .rows(fetched.chunk.rows(range)),
+            (Some(x), Some(fetched)) => {
+                let all = fetched.gradients.cast(x.dtype());
+                all.rows(fetched.chunk.rows(range))
+            }
             _ => gradients.flat(range),
         };
         let states = match &mut self.fetched {
             Some(fetched) if fetched.chunk.away.is_some() => {
                 form.carve(&fetched.chunk.ranges, range, fetched.states.reborrow())
             }
-            _ => self.resident.views(range),
+            _ => form.views(range, self.resident.views(range)),
+        };
+        let tensor = segment.whole.as_ref().map(|whole| whole.tensor.entry);
+        let of_tensor = tensor.map(|entry| self.tensor_states.views(entry));
+        let weight_decay = if segment.decays {
+            numbers.weight_decay
+        } else {
+            0.0
         };
         Update {
             first_index: self.weights.layout().untailed(range.start) as u64,
             weights: self.weights.flat_mut(range.clone()),
             master: states.master,
             moments: states.moments,
+            tensor_states: of_tensor.unwrap_or_default(),
             gradients,
             rates: numbers.rates(segment.group),
             clip: self.clip,
-            key: numbers.key(),
-            weight_decay: numbers.weight_decay(segment),
+            key: numbers.key.view(),
+            weight_decay: weight_decay as f32,
         }
     }
 }

@@ -1,15 +1,12 @@
 //! States that are not on the device. Their home hands them out a chunk at a time: pinned host memory, or a file (`disk.rs`).
 
-use crate::chunks::Chunks;
+use crate::chunks::{Away, Chunks};
 use kernels::{BlockFile, KernelError, Kernels, Queue, Result};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A home of states. The defaults suit chunks that are all in host memory.
-///
-/// A chunk's `place` is its range among the bytes of all. Turns count the chunks that it hands out, over all updates, and are taken in
-/// order.
+/// A home of states. The defaults suit chunks that are all in host memory. An update takes chunks in order.
 pub(crate) trait Store {
     /// Name and bytes of its host memory.
     fn arena(&self) -> (&'static str, u64);
@@ -30,27 +27,27 @@ pub(crate) trait Store {
     }
 
     /// Starts to read a chunk into host memory.
-    fn fetch(&mut self, _kernels: &Kernels, _turn: usize, _place: &Range<usize>) -> Result {
+    fn fetch(&mut self, _kernels: &Kernels, _away: &Away) -> Result {
         Ok(())
     }
 
     /// Makes the upload queue wait until a chunk is in host memory.
-    fn fetched(&self, _kernels: &Kernels, _turn: usize) -> Result {
+    fn fetched(&self, _kernels: &Kernels, _away: &Away) -> Result {
         Ok(())
     }
 
-    /// A chunk's bytes in host memory, during its turn.
-    fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_>;
+    /// A chunk's bytes in host memory, until it is put back.
+    fn on_host(&mut self, away: &Away) -> Out<'_>;
 
-    /// Ends a chunk's turn. The chunk is stored when the downloads enqueued so far are done, and what [`Store::last_queue`] does then.
-    fn put_back(&mut self, _kernels: &Kernels, _turn: usize, _place: &Range<usize>) -> Result {
+    /// Puts a chunk back. The chunk is stored when the downloads enqueued so far are done, and what [`Store::last_queue`] does then.
+    fn put_back(&mut self, _kernels: &Kernels, _away: &Away) -> Result {
         Ok(())
     }
 
     /// The queue in which chunks reach their home.
     fn last_queue(&self) -> Queue;
 
-    /// Ends the host's access between updates. Comes before the first turn of an update.
+    /// Ends the host's access between updates. Comes before the first chunk of an update.
     fn end_host_access(&mut self) -> Result {
         Ok(())
     }
@@ -59,7 +56,7 @@ pub(crate) trait Store {
     fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result;
 
     /// A chunk's bytes, for the host to write between updates. All chunks are stored.
-    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>>;
+    fn change(&mut self, away: &Away) -> Result<Out<'_>>;
 }
 
 /// All chunks, one after the other, in pinned host memory.
@@ -79,8 +76,8 @@ impl Store for PinnedStore {
         ("offloaded_states", self.0.bytes())
     }
 
-    fn on_host(&mut self, _turn: usize, place: &Range<usize>) -> Out<'_> {
-        self.0.view_mut().rows(place.clone())
+    fn on_host(&mut self, away: &Away) -> Out<'_> {
+        self.0.view_mut().rows(away.place.clone())
     }
 
     fn last_queue(&self) -> Queue {
@@ -92,8 +89,8 @@ impl Store for PinnedStore {
         Ok(())
     }
 
-    fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>> {
-        Ok(self.on_host(0, place))
+    fn change(&mut self, away: &Away) -> Result<Out<'_>> {
+        Ok(self.on_host(away))
     }
 }
 
@@ -106,11 +103,9 @@ impl dyn Store + '_ {
         mut bytes: &mut [u8],
     ) -> Result {
         let needed: usize = ranges.iter().map(Range::len).sum();
-        if needed != bytes.len() {
-            let sizes = format!(
-                "the state has {needed} bytes, the host side {}",
-                bytes.len()
-            );
+        let given = bytes.len();
+        if needed != given {
+            let sizes = format!("the state has {needed} bytes, the host side {given}");
             return Err(KernelError::misfit("read", sizes));
         }
         self.finish(kernels)?;

@@ -23,15 +23,12 @@
 use crate::chunks::{Chunk, Chunks};
 use crate::disk::DiskStore;
 use crate::form::Form;
-use crate::rule::UpdateQueue;
+use crate::round::{SCRATCH, room_bytes, update};
 use crate::sources::{FetchedChunk, Sources};
 use crate::store::{PinnedStore, Store};
-use crate::tensor_states::TensorStates;
-use crate::update::{SCRATCH, room_bytes, update};
-use kernels::{BlockFile, Event, Kernels, Queue, Result};
+use crate::update::UpdateQueue;
+use kernels::{Event, Kernels, Queue, Result};
 use memory::{Buffer, Category, DType, Home, Homes, Layout, Memory, Out, OutOfMemory, Rank};
-use std::rc::Rc;
-use std::sync::Arc;
 use units::{Gradients, Weights};
 
 const FINAL: &str = "gradients are final before states are updated";
@@ -43,25 +40,25 @@ const WRITTEN: &str = "weights are written before they are read";
 
 /// The chunks of a run, and the progress of their updates.
 pub(crate) struct Streamed {
-    chunks: Chunks,
-    /// States that live elsewhere than on the device.
-    store: Option<Box<dyn Store>>,
+    pub(crate) chunks: Chunks,
+    /// The home of states that live elsewhere than on the device.
+    pub(crate) store: Option<Box<dyn Store>>,
     /// Empty if chunks bring nothing to the device.
     slots: Vec<Slot>,
     /// Whether gradients come from the host.
     brings_gradients: bool,
-    /// Numbers of chunks since the beginning: fetched into host memory, brought onto the device, updated, and waited
-    /// for by the computation. Each counts what has been enqueued.
+    /// Numbers of this update's chunks: fetched into host memory, brought onto the device, updated, and waited for by the computation.
+    /// Each counts what has been enqueued. All are 0 once an update is over.
     fetched: usize,
     brought: usize,
     updated: usize,
     awaited: usize,
+    /// Number of chunks that may come to the device: all once an update begins, and none before.
+    due: usize,
     /// Scratch for updates of whole tensors.
     room: Option<Buffer>,
     /// An event after each chunk's latest update.
     updates: Vec<Event>,
-    /// Number of chunks that may come to the device, up to the end of the current or next update.
-    due: usize,
 }
 
 /// Device memory for a chunk.
@@ -77,16 +74,6 @@ impl Slot {
         let (states, gradients) = self.bytes.view_mut().split_at(chunk.state_bytes());
         (states, gradients.rows(0..chunk.gradient_bytes))
     }
-
-    /// The states and gradients of the chunk in this slot.
-    fn fetched<'a>(&'a mut self, chunk: &'a Chunk) -> FetchedChunk<'a> {
-        let (states, gradients) = self.halves(chunk);
-        FetchedChunk {
-            chunk,
-            states,
-            gradients: gradients.into_in(),
-        }
-    }
 }
 
 impl Streamed {
@@ -95,7 +82,7 @@ impl Streamed {
         memory: &Memory,
         layout: &Layout,
         homes: &Homes,
-        (form, gradients): (&Rc<Form>, DType),
+        (form, gradients): (&Form, DType),
         rank: Rank,
     ) -> Result<Streamed, OutOfMemory> {
         let chunks = Chunks::new(layout, homes, (form, gradients), rank);
@@ -112,16 +99,22 @@ impl Streamed {
                 emptied: Event::PAST,
             })
         };
-        let store = (chunks.away > 0).then(|| lease_store(memory, &chunks, homes));
-        let all = chunks.all.iter();
-        let rooms = all.map(|chunk| room_bytes(form, &chunk.round, rank));
-        let room_bytes = rooms.max().unwrap_or(0);
+        let store: Option<Box<dyn Store>> = match homes.states {
+            _ if chunks.away == 0 => None,
+            Home::Disk(_) => {
+                let store = DiskStore::lease(memory, &chunks, homes.chunk_slots)?;
+                Some(Box::new(store))
+            }
+            _ => Some(Box::new(PinnedStore::lease(memory, &chunks)?)),
+        };
+        let rounds = chunks.all.iter().map(|chunk| &chunk.round);
+        let room_bytes = room_bytes(form, rounds, rank);
         let room = (room_bytes > 0).then(|| {
             memory.lease_persistent(Category::OptimizerState, SCRATCH, [room_bytes], DType::U8)
         });
         Ok(Streamed {
             room: room.transpose()?,
-            store: store.transpose()?,
+            store,
             updates: vec![Event::PAST; chunks.all.len()],
             slots: (0..slots).map(slot).collect::<Result<_, OutOfMemory>>()?,
             chunks,
@@ -134,42 +127,21 @@ impl Streamed {
         })
     }
 
-    /// The chunks of the run.
-    pub(crate) fn chunks(&self) -> &Chunks {
-        &self.chunks
-    }
-
-    /// The store of states that live elsewhere, for reading between updates.
-    pub(crate) fn store(&self) -> Option<&dyn Store> {
-        self.store.as_deref()
-    }
-
-    /// The store for writing between updates, and the chunks. All chunks are stored then. If an aborted step had fetched chunks ahead, they
+    /// Comes before the host writes states between updates. All chunks are stored then. If an aborted step had fetched chunks ahead, they
     /// are fetched again.
-    pub(crate) fn at_rest(
-        &mut self,
-        kernels: &Kernels,
-    ) -> Result<(&Chunks, Option<&mut (dyn Store + 'static)>)> {
+    pub(crate) fn rest(&mut self, kernels: &Kernels) -> Result {
         for queue in [Queue::DiskRead, Queue::Upload] {
             kernels.finish(kernels.record(queue)?)?;
         }
         (self.fetched, self.brought) = (self.updated, self.updated);
-        if let Some(store) = &self.store {
-            store.finish(kernels)?;
-        }
-        Ok((&self.chunks, self.store.as_deref_mut()))
+        let store = self.store.as_ref();
+        store.map_or(Ok(()), |store| store.finish(kernels))
     }
 
-    /// Takes a file for states on a disk. Call it before anything else.
-    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
-        if let Some(store) = &mut self.store {
-            store.use_file(file);
-        }
-    }
-
-    /// Bytes of the slots on the device.
-    pub(crate) fn slot_bytes(&self) -> u64 {
-        self.slots.iter().map(|slot| slot.bytes.bytes()).sum()
+    /// Name and bytes of the slots on the device.
+    pub(crate) fn slots_arena(&self) -> (&'static str, u64) {
+        let bytes = self.slots.iter().map(|slot| slot.bytes.bytes());
+        ("offload_slots", bytes.sum())
     }
 
     /// Enqueues the fetches of the next update's first chunks.
@@ -177,15 +149,13 @@ impl Streamed {
         if let Some(store) = &mut self.store {
             store.end_host_access()?;
         }
-        let all = self.chunks.all.len();
-        self.due = (self.updated / all.max(1) + 1) * all;
+        self.due = self.chunks.all.len();
         self.advance(kernels, None)
     }
 
     /// Begins an update. The computation has been given all gradients and numbers.
     pub(crate) fn begin(&mut self, kernels: &Kernels, gradients: &Gradients) -> Result {
-        let asked = kernels.record(Queue::Compute)?;
-        kernels.wait(Queue::Update, asked, FINAL)?;
+        self.begin_unit(kernels)?;
         if self.brings_gradients {
             let left = kernels.record(Queue::Download)?;
             kernels.wait(Queue::Upload, left, GRADIENTS_LEFT)?;
@@ -204,12 +174,12 @@ impl Streamed {
     pub(crate) fn update_to(
         &mut self,
         kernels: &Kernels,
-        (mut sources, tensor_states): (Sources, &mut TensorStates),
+        mut sources: Sources,
         unit: Option<usize>,
     ) -> Result {
         let end = self.end_of(unit);
         while self.updated < end {
-            self.update_chunk(kernels, &mut sources, tensor_states)?;
+            self.update_chunk(kernels, &mut sources)?;
             self.advance(kernels, Some(sources.gradients))?;
         }
         Ok(())
@@ -220,31 +190,31 @@ impl Streamed {
         let end = self.end_of(unit);
         assert!(end <= self.updated, "the unit's update has been asked for");
         if self.awaited < end {
-            let mut updates =
-                (self.awaited..end).map(|number| self.updates[number % self.updates.len()]);
+            let mut updates = self.updates[self.awaited..end].iter();
             // The queue of updates keeps its order, so its last event is enough. The computation need not wait for its
             // own updates.
             if let Some(last) = updates.rfind(|update| update.queue == Queue::Update) {
-                kernels.wait(Queue::Compute, last, WRITTEN)?;
+                kernels.wait(Queue::Compute, *last, WRITTEN)?;
             }
             self.awaited = end;
+        }
+        if self.is_updated() {
+            (self.fetched, self.brought) = (0, 0);
+            (self.updated, self.awaited, self.due) = (0, 0, 0);
         }
         Ok(())
     }
 
     /// The place of a unit in the order of updates.
     pub(crate) fn place_of(&self, unit: usize) -> usize {
-        let number = self
-            .chunks
-            .unit_ends
-            .iter()
-            .position(|(own, _)| *own == unit);
+        let mut units = self.chunks.unit_ends.iter();
+        let number = units.position(|(own, _)| *own == unit);
         number.expect("all units are updated")
     }
 
     /// The unit that was updated last, unless the computation already waits for it.
     pub(crate) fn under_way(&self) -> Option<usize> {
-        (self.awaited < self.updated).then(|| self.chunks.at(self.updated - 1).unit)
+        (self.awaited < self.updated).then(|| self.chunks.all[self.updated - 1].unit)
     }
 
     /// Whether every chunk is updated before what the computation does next.
@@ -259,14 +229,18 @@ impl Streamed {
             None => Some(self.chunks.all.len()),
             Some(unit) => ends.find(|(own, _)| *own == unit).map(|(_, end)| *end),
         };
-        end.map_or(self.awaited, |end| self.due - self.chunks.all.len() + end)
+        end.map_or(self.awaited, |end| end.min(self.due))
     }
 
     /// Enqueues the uploads of chunks, as far as slots have room. Gradients can come only when they are final.
     fn advance(&mut self, kernels: &Kernels, gradients: Option<&Gradients>) -> Result {
         let ahead = self.store.as_ref().map_or(0, |store| store.ahead());
         while self.fetched < self.due.min(self.updated + self.slots.len() + ahead) {
-            self.fetch(kernels)?;
+            let away = &self.chunks.all[self.fetched].away;
+            if let (Some(away), Some(store)) = (away, &mut self.store) {
+                store.fetch(kernels, away)?;
+            }
+            self.fetched += 1;
         }
         if self.brings_gradients && gradients.is_none() {
             return Ok(());
@@ -277,27 +251,14 @@ impl Streamed {
         Ok(())
     }
 
-    /// Enqueues the fetch of the next chunk's states into host memory.
-    fn fetch(&mut self, kernels: &Kernels) -> Result {
-        let turn = self.chunks.turn(self.fetched);
-        let away = &self.chunks.at(self.fetched).away;
-        if let (Some(away), Some(store)) = (away, &mut self.store) {
-            store.fetch(kernels, turn, &away.place)?;
-        }
-        self.fetched += 1;
-        Ok(())
-    }
-
     /// Enqueues the uploads that the next chunk needs.
     fn bring(&mut self, kernels: &Kernels, gradients: Option<&Gradients>) -> Result {
-        let turn = self.chunks.turn(self.brought);
-        let chunk = self.chunks.at(self.brought);
-        let slots = self.slots.len().max(1);
-        if let Some(slot) = self.slots.get_mut(self.brought % slots) {
+        let chunk = &self.chunks.all[self.brought];
+        if let Some(slot) = slot_of(&mut self.slots, self.brought) {
             kernels.wait(Queue::Upload, slot.emptied, LEFT)?;
             if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
-                store.fetched(kernels, turn)?;
-                let (to, from) = (slot.halves(chunk).0, store.on_host(turn, &away.place));
+                store.fetched(kernels, away)?;
+                let (to, from) = (slot.halves(chunk).0, store.on_host(away));
                 // SAFETY: both live as long as the optimizer, and kernels are dropped with all their work before it
                 // (`Optimizer::lease`). The slot is read after `filled`, and a later download writes the host's copy.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
@@ -318,37 +279,34 @@ impl Streamed {
     }
 
     /// Enqueues the next chunk's update, and the download of what it wrote.
-    fn update_chunk(
-        &mut self,
-        kernels: &Kernels,
-        sources: &mut Sources,
-        tensor_states: &mut TensorStates,
-    ) -> Result {
+    fn update_chunk(&mut self, kernels: &Kernels, sources: &mut Sources) -> Result {
         let number = self.updated;
-        let chunk = self.chunks.at(number);
+        let chunk = &self.chunks.all[number];
         let queue = queue(chunk);
-        if self.chunks.begins_run(number, self::queue) {
+        let before = number.checked_sub(1).map(|before| &self.chunks.all[before]);
+        if before.is_none_or(|before| (before.unit, self::queue(before)) != (chunk.unit, queue)) {
             sources.weights.ready(kernels, queue, chunk.unit)?;
         }
-        let slots = self.slots.len().max(1);
-        let slot = self.slots.get_mut(number % slots);
+        let slot = slot_of(&mut self.slots, number);
         if let Some(slot) = &slot {
             kernels.wait(queue, slot.filled, CAME)?;
         }
         let room = self.room.as_mut().map(Buffer::view_mut);
-        let fetched = slot.map(|slot| slot.fetched(chunk));
+        let fetched = slot.map(|slot| {
+            let (states, gradients) = slot.halves(chunk);
+            FetchedChunk {
+                chunk,
+                states,
+                gradients: gradients.into_in(),
+            }
+        });
         // SAFETY: the caller keeps weights and gradients, and the rest lives as long as the optimizer. The computation
         // uses the weights after `WRITTEN`, and the gradients after the last such wait.
         let operations = unsafe { UpdateQueue::new(kernels, queue) };
-        update(
-            &operations,
-            &chunk.round,
-            &mut sources.with(fetched),
-            tensor_states,
-            room,
-        )?;
+        let mut sources_of_chunk = sources.with(fetched);
+        update(&operations, &chunk.round, &mut sources_of_chunk, room)?;
         let updated = kernels.record(queue)?;
-        self.updates[number % self.chunks.all.len()] = updated;
+        self.updates[number] = updated;
         if !self.slots.is_empty() || sources.weights.is_on_host() {
             kernels.wait(Queue::Download, updated, UPDATED)?;
             self.send_back(kernels, sources.weights)?;
@@ -359,36 +317,28 @@ impl Streamed {
 
     /// Enqueues the download of what a chunk's update wrote.
     fn send_back(&mut self, kernels: &Kernels, weights: &mut Weights) -> Result {
-        let turn = self.chunks.turn(self.updated);
-        let chunk = self.chunks.at(self.updated);
+        let chunk = &self.chunks.all[self.updated];
         for range in &chunk.ranges {
             weights.updated(kernels, range)?;
         }
-        let slots = self.slots.len().max(1);
-        let Some(slot) = self.slots.get_mut(self.updated % slots) else {
+        let Some(slot) = slot_of(&mut self.slots, self.updated) else {
             return Ok(());
         };
         if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
             let from = slot.halves(chunk).0;
             // SAFETY: as in `bring`. The slot is written again after `emptied`.
-            unsafe { kernels.start_download(store.on_host(turn, &away.place), from.as_in()) }?;
-            store.put_back(kernels, turn, &away.place)?;
+            unsafe { kernels.start_download(store.on_host(away), from.as_in()) }?;
+            store.put_back(kernels, away)?;
         }
         slot.emptied = kernels.record(Queue::Download)?;
         Ok(())
     }
 }
 
-/// Leases host memory of the home of states.
-fn lease_store(
-    memory: &Memory,
-    chunks: &Chunks,
-    homes: &Homes,
-) -> Result<Box<dyn Store>, OutOfMemory> {
-    Ok(match homes.states {
-        Home::Disk(_) => Box::new(DiskStore::lease(memory, chunks, homes.chunk_slots)?),
-        _ => Box::new(PinnedStore::lease(memory, chunks)?),
-    })
+/// The slot of a chunk; none if chunks bring nothing to the device.
+fn slot_of(slots: &mut [Slot], number: usize) -> Option<&mut Slot> {
+    let index = number.checked_rem(slots.len())?;
+    Some(&mut slots[index])
 }
 
 /// The queue of a chunk's update. Whole tensors share one scratch and may run matrix products, so they are updated in

@@ -2,11 +2,10 @@
 //! rank.
 
 use crate::form::Form;
-use crate::rule::WholeTensor;
-use crate::saved::{RestoreError, SavedState, state_name};
+use crate::saved::{Find, RestoreError};
 use kernels::Kernels;
 use memory::{
-    Buffer, Category, DType, Entry, In, Memory, Out, OutOfMemory, Space, one_behind_another,
+    Buffer, Category, DType, Entry, GRANULARITY_BYTES, In, Memory, Out, OutOfMemory, Space,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,22 +27,17 @@ pub(crate) struct TensorStates {
 impl TensorStates {
     /// Leases the states, zeroed.
     pub(crate) fn lease(memory: &Memory, form: &Form) -> Result<TensorStates, OutOfMemory> {
-        let tensors = form.groups().iter().flat_map(|group| {
-            let states = |tensor: &WholeTensor| (tensor.entry, group.rule.tensor_states(tensor));
-            group.tensors.iter().map(states)
-        });
-        let states = tensors.flat_map(|(entry, states)| {
-            let of_entry = states.into_iter();
-            of_entry.map(move |(kind, elements)| (entry, kind, elements))
-        });
-        let states: Vec<(usize, &str, usize)> = states.collect();
-        let size = DType::F32.size_in_bytes();
-        let bytes = one_behind_another(states.iter().map(|(_, _, elements)| size * elements));
-        let end = bytes.last().map_or(0, |last| last.end / size);
-        let mut places: BTreeMap<usize, Vec<Place>> = BTreeMap::new();
-        for ((entry, kind, _), bytes) in states.into_iter().zip(bytes) {
-            let place = (kind, bytes.start / size..bytes.end / size);
-            places.entry(entry).or_default().push(place);
+        let aligned = GRANULARITY_BYTES as usize / DType::F32.size_in_bytes();
+        let (mut places, mut end) = (BTreeMap::<usize, Vec<Place>>::new(), 0);
+        for group in &form.groups {
+            for tensor in &group.tensors {
+                for (kind, elements) in group.rule.tensor_states(tensor) {
+                    let start = usize::next_multiple_of(end, aligned);
+                    end = start + elements;
+                    let of_tensor = places.entry(tensor.entry).or_default();
+                    of_tensor.push((kind, start..end));
+                }
+            }
         }
         let lease = |elements: usize| {
             memory.lease_persistent(Category::OptimizerState, NAME, [elements], DType::F32)
@@ -65,8 +59,7 @@ impl TensorStates {
 
     /// Views of the states of a tensor.
     pub(crate) fn views(&mut self, entry: usize) -> Vec<Out<'_>> {
-        let places = self.places.get(&entry);
-        let ranges = places.into_iter().flatten().map(|(_, range)| range.clone());
+        let ranges = self.places(entry).iter().map(|(_, range)| range.clone());
         let ranges: Vec<Range<usize>> = ranges.collect();
         let arena = self.arena.as_mut().map(Buffer::view_mut);
         arena.map_or(Vec::new(), |arena| arena.disjoint_rows(&ranges))
@@ -81,19 +74,18 @@ impl TensorStates {
         })
     }
 
-    /// Sets the states of a tensor from saved ones, which `find` returns by name.
-    pub(crate) fn restore<'s>(
+    /// Sets the states of a tensor from saved ones.
+    pub(crate) fn restore(
         &mut self,
         kernels: &Kernels,
         (index, entry): (usize, &Entry),
-        find: &dyn Fn(&str) -> Option<SavedState<'s>>,
+        find: Find,
     ) -> Result<(), RestoreError> {
         let kinds: Vec<&str> = self.places(index).iter().map(|(kind, _)| *kind).collect();
         for (kind, out) in kinds.into_iter().zip(self.views(index)) {
-            let saved = find(&state_name(entry, kind));
-            let saved = saved.ok_or_else(|| RestoreError::missing(entry, kind))?;
+            let saved = find(kind).ok_or_else(|| RestoreError::missing(entry, kind))?;
             let elements = out.elements();
-            let saved = saved.exactly(entry, elements, DType::F32)?;
+            let saved = saved.checked(entry, elements, &[DType::F32])?;
             crate::host::store(kernels, Space::Device, out, &saved.part(&(0..elements))?)?;
         }
         Ok(())
