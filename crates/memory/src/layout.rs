@@ -200,8 +200,8 @@ impl LayoutBuilder {
         let whole = units(&of_matrices, &entries, &placed);
         let tails: Vec<Range<usize>> = placed.tails.into_iter().map(|(_, tail)| tail).collect();
         let bundles = whole.iter().map(|unit| unit.trained.clone());
-        let vectors = Cover::new([placed.matrices..placed.trained.end]);
-        let grained = grains_of_bundles(bundles.chain([vectors]), &tails);
+        let vectors = placed.matrices..placed.trained.end;
+        let grained = grains_of_bundles(bundles.chain([Cover::new([vectors])]), &tails);
         let (units, units_of) = in_groups(whole, &entries, &groups);
         Layout {
             finding: Finding::new(&entries, &units),
@@ -375,6 +375,11 @@ impl Layout {
 
     /// Whether every rank has whole grains of each group, and these are the grains that the norm has without groups.
     pub fn groups_are_whole_grains(&self, ranks: usize) -> bool {
+        let starts_grain = |range: &Range<usize>| {
+            let mut all = self.grained.iter().map(|(all, _)| all);
+            let all = all.find(|all| all.start <= range.start && range.end <= all.end);
+            all.is_some_and(|all| (range.start - all.start).is_multiple_of(GRAIN_ELEMENTS))
+        };
         let groups = self.units_of.iter().filter(|units| units.len() > 1);
         let mut groups = groups.flat_map(|units| &self.units[units.clone()]);
         groups.all(|group| {
@@ -382,15 +387,7 @@ impl Layout {
                 .cover
                 .elements()
                 .is_multiple_of(ranks * GRAIN_ELEMENTS);
-            is_divided
-                && group.trained.ranges().iter().all(|range| {
-                    let mut all = self.grained.iter().map(|(all, _)| all);
-                    let all = all.find(|all| all.start <= range.start && range.end <= all.end);
-                    let starts_grain = all.is_some_and(|all| {
-                        (range.start - all.start).is_multiple_of(GRAIN_ELEMENTS)
-                    });
-                    starts_grain
-                })
+            is_divided && group.trained.ranges().iter().all(starts_grain)
         })
     }
 
@@ -648,7 +645,8 @@ mod tests {
         let offset = grouped.entries()[experts].offset;
         for (number, unit) in grouped.units()[4..6].iter().enumerate() {
             let start = offset + number * 4 * 64 * 32;
-            assert_eq!(unit.cover, Cover::new([start..start + 4 * 64 * 32]));
+            let elements = start..start + 4 * 64 * 32;
+            assert_eq!(unit.cover.ranges(), std::slice::from_ref(&elements));
             assert_eq!((unit.part, &unit.trained), (Layer::Block(1), &unit.cover));
             assert_eq!(grouped.locate(&(start..start + 1)), Some(4 + number));
         }

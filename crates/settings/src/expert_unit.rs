@@ -3,7 +3,6 @@
 use super::choices::{BaseType, Release};
 use super::error::{not_with, refused};
 use super::schema::Config;
-use super::settings::Settings;
 use crate::Result;
 use memory::{Home, Layout, Window};
 use optim::OptimizerKind;
@@ -74,18 +73,20 @@ pub(crate) fn check(config: &Config) -> Result {
     Ok(())
 }
 
-/// Refuses groups that the files of a family do not have apart, or that would change the norm of gradients.
-pub(crate) fn check_layout(settings: &Settings, layout: &Layout) -> Result {
-    let experts = settings.model.experts.as_ref();
-    let are_divided = settings.expert_unit < experts.map(|experts| experts.count);
+/// Refuses groups of `experts` of `all` that the files of a family do not have apart, or that would change the norm of gradients.
+pub(crate) fn check_layout(
+    layout: &Layout,
+    experts: Option<usize>,
+    (all, ranks): (usize, usize),
+) -> Result {
     let mut units = (0..layout.entries().len()).map(|entry| layout.units_of(entry).len());
-    if settings.expert_unit.is_some() && are_divided && units.all(|units| units <= 1) {
+    if experts.is_some_and(|experts| experts < all) && units.all(|units| units <= 1) {
         return refused(
             "memory.expert_unit divides experts into units, and files of this family have all experts of a layer in one tensor; \
              leave it out",
         );
     }
-    match layout.groups_are_whole_grains(settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of)) {
+    match layout.groups_are_whole_grains(ranks) {
         true => Ok(()),
         false => refused(
             "memory.expert_unit makes units that ranks cannot divide into whole grains of 4,096 elements; take more experts, or leave \

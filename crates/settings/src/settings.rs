@@ -434,7 +434,12 @@ impl Settings {
         let layout = parameters.layout_for(ranks, self.expert_unit, |name, elements| {
             is_quantised && (elements < SMALLEST_QUANTISED || patterns.fit(name))
         });
-        expert_unit::check_layout(self, &layout)?;
+        let experts = self
+            .model
+            .experts
+            .as_ref()
+            .map_or(0, |experts| experts.count);
+        expert_unit::check_layout(&layout, self.expert_unit, (experts, ranks.unwrap_or(1)))?;
         // The defaults name the norms and embeddings of all families.
         let defaults = Config::default().optim.f32_states;
         let f32_states = self.states.f32_patterns.iter();

@@ -146,7 +146,8 @@ impl Gradients {
 
     /// Begins a step: the next contribution to each parameter overwrites its gradient.
     pub fn begin_step(&mut self) {
-        self.forget();
+        let touched = self.touched.iter_mut().flatten();
+        touched.for_each(|touched| touched.fill(false));
         if let Some(reducing) = &mut self.reducing {
             reducing.begin_step();
         }
@@ -170,13 +171,6 @@ impl Gradients {
     fn overwrites_every_micro_batch(&self) -> bool {
         let reducing = self.reducing.as_ref();
         reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch())
-    }
-
-    fn forget(&mut self) {
-        self.touched
-            .iter_mut()
-            .flatten()
-            .for_each(|touched| touched.fill(false));
     }
 
     /// From now on this part of the micro-batch contributes.
@@ -335,14 +329,12 @@ impl Gradients {
     }
 
     fn open_matrices(&mut self, kernels: &Kernels, unit: usize) -> Result<OpenUnit, UnitError> {
-        self.fetch(kernels, unit)?;
-        if let Some(reducing) = &mut self.reducing {
-            reducing.wait_until_sent(kernels, unit)?;
-        }
         if !self.has_trained(unit) {
             return Ok(OpenUnit(unit));
         }
+        self.fetch(kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
+            reducing.wait_until_sent(kernels, unit)?;
             let like = (&self.resident, &mut self.grains);
             reducing.open(kernels, unit, like)?;
         }
@@ -523,38 +515,29 @@ impl Gradients {
     /// `KernelError` if the device or another rank fails.
     pub fn sum_grains(&mut self, kernels: &Kernels) -> Result {
         let layout = self.resident.layout().clone();
-        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.stage.of > 1) {
-            gathered(kernels, || {
-                reducing.share_vectors(kernels, &mut self.resident)
-            })?;
-        }
-        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
-            gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
-        }
-        let held = match &self.reducing {
-            Some(reducing) => {
-                let own = layout.own_trained(reducing.ranks.updating());
-                match reducing.on_host {
-                    // Those of units were summed when they left.
-                    Some(_) => own.within(&layout.vectors()),
-                    None => own,
-                }
-            }
-            None => self.resident.held().clone(),
+        let (resident, grains) = (&mut self.resident, &mut self.grains);
+        let Some(reducing) = &mut self.reducing else {
+            return grains.sum(kernels, resident.held(), |range| resident.flat(range));
         };
-        let (resident, reducing) = (&self.resident, &self.reducing);
-        self.grains.sum(kernels, &held, |range| match reducing {
-            Some(reducing) => reducing.sum(resident, range),
-            None => resident.flat(range),
-        })?;
-        let Some(ranks) = reducing.as_ref().map(|reducing| &reducing.ranks) else {
-            return Ok(());
-        };
-        if !ranks.shares_sums() {
-            gathered(kernels, || self.grains.gather(kernels, ranks.rank))?;
+        let has_stages = reducing.ranks.stage.of > 1;
+        if has_stages {
+            gathered(kernels, || reducing.share_vectors(kernels, resident))?;
         }
-        if ranks.stage.of > 1 {
-            gathered(kernels, || self.grains.gather_stages(kernels, ranks))?;
+        if reducing.ranks.shares_sums() {
+            gathered(kernels, || reducing.share(kernels, resident))?;
+        }
+        let own = layout.own_trained(reducing.ranks.updating());
+        let held = match reducing.on_host {
+            // Those of units were summed when they left.
+            Some(_) => own.within(&layout.vectors()),
+            None => own,
+        };
+        grains.sum(kernels, &held, |range| reducing.sum(resident, range))?;
+        if !reducing.ranks.shares_sums() {
+            gathered(kernels, || grains.gather(kernels, reducing.ranks.rank))?;
+        }
+        if has_stages {
+            gathered(kernels, || grains.gather_stages(kernels, &reducing.ranks))?;
         }
         Ok(())
     }
@@ -618,11 +601,8 @@ impl Gradients {
 
     /// Whether the padding of what lives across steps is zero. Only for arenas that the host can read.
     pub fn padding_is_zero(&self) -> bool {
-        let host = self.host();
-        [&self.resident]
-            .into_iter()
-            .chain(host)
-            .all(Arena::padding_is_zero)
+        let mut arenas = [&self.resident].into_iter().chain(self.host());
+        arenas.all(Arena::padding_is_zero)
     }
 }
 
