@@ -83,8 +83,7 @@ impl Cover {
         Cover::joined(gaps.map(|(start, end)| self.within(&(start..end))))
     }
 
-    /// Where a range of the layout lies in the buffer. None unless the buffer holds all of it, or if the range is
-    /// empty.
+    /// Where a range of the layout lies in the buffer; none unless one of the buffer's ranges holds all of it.
     pub fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
         let before = self.ranges.partition_point(|own| own.end <= range.start);
         let own = self.ranges.get(before)?;

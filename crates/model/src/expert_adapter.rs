@@ -181,7 +181,7 @@ pub(crate) fn grouped_gradient(
     let mut scratch = scratch(pass, &[dy, rows])?;
     let of_experts = offsets.elements() - 1;
     for group in pass.groups_of(of, of_experts) {
-        let open = pass.open_group(group.unit)?;
+        let open = pass.open_gradients(group.unit)?;
         let (out, init) = pass.accumulate_group(of, group.unit);
         kernels.run(GroupedGradient {
             out,

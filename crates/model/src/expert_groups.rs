@@ -37,14 +37,6 @@ impl Pass<'_> {
         self.work.weights.group(self.model.index(of), unit)
     }
 
-    /// Opens the gradients of a group; those of its block are open.
-    pub(crate) fn open_group(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>> {
-        let kernels = self.work.kernels;
-        let gradients = &mut *self.work.purpose.training().gradients;
-        let open = unit.map(|unit| gradients.open(kernels, unit));
-        Ok(open.transpose()?)
-    }
-
     /// Where to write the next contribution to the gradient of a trained parameter's group, and what to add it to.
     pub(crate) fn accumulate_group(
         &mut self,

@@ -163,7 +163,7 @@ impl Pass<'_> {
     }
 
     /// Opens the gradients of a unit, so that they can be added to until it is closed.
-    fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>> {
+    pub(crate) fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
         let open = unit.map(|unit| gradients.open(work.kernels, unit));

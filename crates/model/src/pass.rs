@@ -534,7 +534,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same for the running stage, which has used groups of experts since.
+    /// Brings the running stage's own matrices back, after other units were used.
     pub(crate) fn use_own_matrices(&mut self) -> Result {
         self.use_matrices(self.running.at, self.running.is_backward)
     }

@@ -9,8 +9,7 @@
 //! | the write | the download ([`BACK`]) | it writes states as they were |
 //!
 //! No other wait is needed. The download into a buffer waits for the update, and so for the upload from that buffer. A
-//! chunk is also written before it is read again: its buffer, or one used later, has been written by then, and writes
-//! keep their order.
+//! chunk has the same buffer in every update, so it is written before it is read again.
 //!
 //! Between updates the host reads and changes states through one more buffer.
 

@@ -28,6 +28,7 @@ impl Numbers {
         let lease = |name, elements: usize, dtype| {
             memory.lease_persistent(Category::OptimizerState, name, [elements], dtype)
         };
+        // How many there are does not depend on the step.
         let rates = groups.iter().map(|group| {
             let count = group.rule.rates(&StepNumbers::default()).len();
             lease("rates", count, DType::F32)

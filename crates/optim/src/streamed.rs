@@ -16,9 +16,8 @@
 //! | the download | the chunk's update ([`UPDATED`]) | it sends states and weights as they were |
 //! | the computation, once a unit | the unit's last update ([`WRITTEN`]) | it reads weights as they were, and writes over gradients |
 //!
-//! No other wait is needed. Slots are used in turn, and queues keep their order, so a chunk's last download is over
-//! before it is uploaded again: its slot, or one used later, has been emptied by then. The next gradients are written
-//! after the forward pass, in which the computation has waited for every update.
+//! No other wait is needed. A chunk has the same slot in every update, so its last download is over before it is uploaded again.
+//! The next gradients are written after the forward pass, in which the computation has waited for every update.
 
 use crate::chunks::{Chunk, Chunks};
 use crate::disk::DiskStore;

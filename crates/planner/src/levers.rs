@@ -410,6 +410,10 @@ impl Setup {
     /// Of ranks that divide them, each has its own part there. A pipeline's stage does not divide them.
     fn weights_on_host(&self) -> Option<Change> {
         let on_host = set!(offload.parameters = HostPlace::Pinned);
+        let on_host = match self.settings.expert_unit {
+            Some(_) => self.updated_at_the_end(on_host),
+            None => on_host,
+        };
         let helps = self.may_go(&self.settings.homes.weights);
         let divided = self.divided(Zero::Weights);
         let divided = divided.filter(|_| self.settings.pipeline.is_none());
@@ -447,28 +451,36 @@ impl Setup {
         helps.then(|| set!(collectives.zero = Some(zero), zero.stage()))
     }
 
-    /// An eighth of a layer's experts in a unit; none where that many come already, or experts do not come and go. Host memory then
-    /// brings weights in turn, because a pass does not update a block's experts together.
+    /// About an eighth of a layer's experts in a unit; none where so few come already, or experts do not come and go.
     fn units_of_experts(&self) -> Option<Change> {
         let settings = &self.settings;
-        let experts = settings.model.experts.as_ref()?.count / EXPERT_UNITS;
+        let all = settings.model.experts.as_ref()?.count;
+        let mut few = (1..=(all / EXPERT_UNITS).max(1)).rev();
+        let experts = few.find(|few| all.is_multiple_of(*few))?;
         let homes = &settings.homes;
         let zero = settings.ranks.as_ref().map(|ranks| ranks.zero);
         let come_and_go = homes.weights != Home::Device
             || homes.gradients == Home::Pinned
             || zero >= Some(Zero::Gradients);
-        let helps =
-            experts > 0 && come_and_go && settings.expert_unit.is_none_or(|now| now > experts);
+        let helps = come_and_go && settings.expert_unit.unwrap_or(all) > experts;
         let units = set!(memory.expert_unit = Some(experts), experts);
-        let change = match homes.weights != Home::Device && homes.window == Window::Forward {
-            true => units.and(&set!(offload.window = Window::End, "end")),
-            false => units,
+        let change = match homes.weights {
+            Home::Device => units,
+            _ => self.updated_at_the_end(units),
         };
         let changed = helps.then(|| self.with(&change))??.settings;
         changed
             .layout(&changed.architecture())
             .is_ok()
             .then_some(change)
+    }
+
+    /// A change with updates at the end of the step: in a forward pass they would need all experts of a block.
+    fn updated_at_the_end(&self, change: Change) -> Change {
+        match self.settings.homes.window {
+            Window::Forward => change.and(&set!(offload.window = Window::End, "end")),
+            Window::End => change,
+        }
     }
 
     /// No gradients but those of the block at work, without clipping, which needs the norm of them all; none where ranks add

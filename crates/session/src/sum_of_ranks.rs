@@ -45,7 +45,7 @@ impl SumOfRanks {
         add_gathered(kernels, all.view(), sum.view_mut(), ALL_CAME)
     }
 
-    /// Their sum, `[n]`.
+    /// Their sum, `[n]`: `own` where there is one rank.
     pub(crate) fn sum<'a>(&'a self, own: In<'a>) -> In<'a> {
         self.room.as_ref().map_or(own, |[_, sum]| sum.view())
     }

@@ -25,52 +25,37 @@ pub(crate) fn check(config: &Config) -> Result {
             divisors.join(", ")
         ));
     }
-    let brings = "memory.expert_unit divides the experts of a layer into units";
-    let off = "leave it out";
-    if config.optim.kind != OptimizerKind::AdamW {
-        return not_with(
-            brings,
-            "other optimizers than adamw update them as a whole; set optim.kind = \"adamw\"",
-            off,
-        );
-    }
-    if config.optim.release == Release::Backward {
-        return not_with(
-            brings,
-            "gradients that are released are updated with all of their block; set optim.release = \"step\"",
-            off,
-        );
-    }
-    if config.memory.tile_tokens.is_some() {
-        return not_with(
-            brings,
-            "each would come once for every tile of tokens; leave memory.tile_tokens out",
-            off,
-        );
-    }
-    if config.own_parts().count > 1 {
-        return not_with(
-            brings,
-            "each would come once for every part of a sequence; let a rank have one part",
-            off,
-        );
-    }
-    if !matches!(config.lora.base_dtype, None | Some(BaseType::Bf16)) {
-        return not_with(
-            brings,
-            "a frozen layer's experts are one matrix of codes; set lora.base_dtype = \"bf16\"",
-            off,
-        );
-    }
     let homes = config.homes()?;
-    if homes.weights != Home::Device && homes.window == Window::Forward {
-        return not_with(
-            brings,
+    let refused_with = [
+        (
+            config.optim.kind != OptimizerKind::AdamW,
+            "other optimizers than adamw update them as a whole; set optim.kind = \"adamw\"",
+        ),
+        (
+            config.optim.release == Release::Backward,
+            "gradients that are released are updated with all of their block; set optim.release = \"step\"",
+        ),
+        (
+            config.own_parts().count > 1,
+            "each would come once for every part of a sequence; let a rank have one part",
+        ),
+        (
+            !matches!(config.lora.base_dtype, None | Some(BaseType::Bf16)),
+            "a frozen layer's experts are one matrix of codes; set lora.base_dtype = \"bf16\"",
+        ),
+        (
+            homes.weights != Home::Device && homes.window == Window::Forward,
             "a forward pass updates the weights of a block together; set offload.window = \"end\"",
-            off,
-        );
+        ),
+    ];
+    match refused_with.into_iter().find(|(is_set, _)| *is_set) {
+        Some((_, why)) => not_with(
+            "memory.expert_unit divides the experts of a layer into units",
+            why,
+            "leave it out",
+        ),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses groups of `experts` of `all` that the files of a family do not have apart, or that would change the norm of gradients.

@@ -515,8 +515,8 @@ keys! {
                       down the number, and goes on with it."),
         expert_unit: Option<usize> = optional(Kind::Whole(1), ("32", "all"),
             "Experts of a layer whose matrices come to the device together, and whose gradients leave it together")
-            .details("For weights on the host, --zero 2 and 3, and gradients on the host: a layer's experts then take the room of two such \
-                      groups, not of all. It divides the number of experts.")
+            .details("For weights on the host, --zero 2 and 3, and gradients on the host: of each matrix of a layer's experts then \
+                      only as many such groups are there as offload.parameter_slots has, 2 by default. It divides the number of experts.")
             .flag("--expert-unit", "N", MEMORY).marks(&[KeepsBits]).needs(need::UNITS),
         tile_tokens: Option<usize> = optional(Kind::Whole(1), ("8192", "whole micro-batches"),
             "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")

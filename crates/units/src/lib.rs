@@ -1,5 +1,5 @@
 //! Where weights and gradients live: on the device, or in pinned host memory. From there the matrices of one part of
-//! the model come to the device together, as a *unit* ([`memory::Unit`]). Vectors are small and stay on the device.
+//! the model, or some experts of one, come to the device together, as a *unit* ([`memory::Unit`]). Vectors are small and stay on the device.
 //!
 //! A unit on the device is a lease of the step, so it is in the plan like everything else, and other leases may have
 //! its place afterwards. [`Weights`] are fetched before their use, and dropped when the next unit needs the room; they

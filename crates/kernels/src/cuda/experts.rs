@@ -132,7 +132,9 @@ pub(super) fn grouped_matmul<D: Driver>(cuda: &Cuda<D>, op: GroupedMatmul) -> Re
                 false => kernel!("grouped_matmul_sm90", "grouped_matmul_sm90_bf16"),
                 true => kernel!("grouped_matmul_sm90", "grouped_matmul_by_columns_sm90_bf16"),
             };
-            let tiles = tiles_of_block(cuda, row_tiles, column_tiles);
+            // Only these experts' rows have work.
+            let working = (row_tiles * experts).div_ceil(op.of_experts);
+            let tiles = tiles_of_block(cuda, working, column_tiles);
             arguments.push(int(tiles));
             (kernel, [row_tiles * column_tiles.div_ceil(tiles), 1, 1])
         }

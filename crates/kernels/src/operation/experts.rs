@@ -4,9 +4,9 @@
 //! [`super::GroupByExpert`].
 
 use super::check::{Check, Checked};
-use super::contract::Contract;
+use super::contract::{Contract, Cost};
 use super::declaration::{Field, HasShape, Visit, operation, size};
-use super::operand::OperandRule;
+use super::operand::{Operand, OperandRule};
 use super::{GateFunction, Init};
 use memory::{In, Out};
 
@@ -211,11 +211,17 @@ impl Contract for SumRows<'_> {
 
 impl Contract for GroupedMatmul<'_> {
     fn conditions(&self, check: &Check) -> Checked {
+        are_among(check, self.weights.dims()[0], self.of_experts)?;
         check.product_of(&[self.out.dtype()])
     }
 
     fn multiplications(&self) -> usize {
         self.out.elements() * self.rows.dims()[1] * self.weights.dims()[0] / self.of_experts
+    }
+
+    fn cost(&self) -> Cost {
+        let of_rows = self.out.bytes() + self.rows.x.bytes();
+        cost_of_some(self, of_rows, [self.weights.dims()[0], self.of_experts])
     }
 
     /// Rows, inner size, outputs, experts.
@@ -227,6 +233,7 @@ impl Contract for GroupedMatmul<'_> {
 
 impl Contract for GroupedGradient<'_> {
     fn conditions(&self, check: &Check) -> Checked {
+        are_among(check, self.out.dims()[0], self.of_experts)?;
         check.product_of(&[self.out.dtype(), self.dy.x.dtype()])
     }
 
@@ -235,11 +242,32 @@ impl Contract for GroupedGradient<'_> {
         rows * outputs * self.rows.dims()[1] * self.out.dims()[0] / self.of_experts
     }
 
+    fn cost(&self) -> Cost {
+        let of_rows = self.dy.x.bytes() + self.rows.x.bytes();
+        cost_of_some(self, of_rows, [self.out.dims()[0], self.of_experts])
+    }
+
     /// Outputs, rows, inner size, experts.
     fn sizes(&self) -> Vec<usize> {
         let [rows, outputs] = self.dy.dims();
         let experts = self.out.dims()[0];
         vec![outputs, rows, self.rows.dims()[1], experts]
+    }
+}
+
+/// Refuses more experts than there are.
+fn are_among(check: &Check, experts: usize, of_experts: usize) -> Checked {
+    check.that(experts <= of_experts, || {
+        format!("{experts} experts are not some of {of_experts}")
+    })
+}
+
+/// The cost of some experts, which touch their share of the rows.
+fn cost_of_some(op: &impl Contract, of_rows: usize, [experts, of_experts]: [usize; 2]) -> Cost {
+    let all: u64 = op.operands().iter().map(Operand::bytes).sum();
+    Cost {
+        flops: op.flops(),
+        bytes: all - (of_rows - of_rows * experts / of_experts) as u64,
     }
 }
 

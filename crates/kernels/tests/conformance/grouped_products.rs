@@ -170,27 +170,30 @@ impl Product {
         &self,
         device: &Device,
         (rows, weights): &(HostRows, Host),
+        groups: &[Range<usize>],
     ) -> Result<Vec<Host>, KernelError> {
         let (rows, weights) = (rows.put(device), device.put(weights));
         let offsets = device.put(&self.experts.offsets());
         let mut out = device.room(self.dtype, [self.experts.rows(), self.outputs]);
         let mut scratch = scratch(device, &[rows.rows()]);
-        device.run(GroupedMatmul {
-            out: out.view_mut(),
-            scratch: scratch.view_mut(),
-            rows: rows.rows(),
-            weights: weights.view(),
-            by_columns: self.by_columns,
-            offsets: offsets.view(),
-            of_experts: offsets.view().elements() - 1,
-        })?;
+        for group in groups {
+            device.run(GroupedMatmul {
+                out: out.view_mut(),
+                scratch: scratch.view_mut(),
+                rows: rows.rows(),
+                weights: weights.view().rows(group.clone()),
+                by_columns: self.by_columns,
+                offsets: offsets.view().rows(group.start..group.end + 1),
+                of_experts: self.experts.count(),
+            })?;
+        }
         Ok(vec![device.take(&out)])
     }
 }
 
 impl Case for Product {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        self.run_on(device, &self.tensors())
+        self.run_on(device, &self.tensors(), &[0..self.experts.count()])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -246,28 +249,31 @@ impl Gradient {
         &self,
         device: &Device,
         (operands, earlier): &([HostRows; 2], Host),
+        groups: &[Range<usize>],
     ) -> Result<Vec<Host>, KernelError> {
         let mut out = device.start(self.start, earlier);
         let [earlier, offsets] = [earlier, &self.experts.offsets()].map(|host| device.put(host));
         let operands = operands.each_ref().map(|rows| rows.put(device));
         let [dy, rows] = operands.each_ref().map(DeviceRows::rows);
         let mut scratch = scratch(device, &[dy, rows]);
-        device.run(GroupedGradient {
-            out: out.view_mut(),
-            scratch: scratch.view_mut(),
-            dy,
-            rows,
-            offsets: offsets.view(),
-            of_experts: offsets.view().elements() - 1,
-            init: self.start.init(&earlier),
-        })?;
+        for group in groups {
+            device.run(GroupedGradient {
+                out: out.view_mut().rows(group.clone()),
+                scratch: scratch.view_mut(),
+                dy,
+                rows,
+                offsets: offsets.view().rows(group.start..group.end + 1),
+                of_experts: self.experts.count(),
+                init: self.start.init(&earlier),
+            })?;
+        }
         Ok(vec![device.take(&out)])
     }
 }
 
 impl Case for Gradient {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        self.run_on(device, &self.tensors())
+        self.run_on(device, &self.tensors(), &[0..self.experts.count()])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -443,7 +449,10 @@ pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
     };
     for value in [f64::NAN, f64::INFINITY] {
         let run = |(x, weights): (HostRows, Host)| {
-            product.run_on(device, &(x, weights)).unwrap().remove(0)
+            product
+                .run_on(device, &(x, weights), &[0..4])
+                .unwrap()
+                .remove(0)
         };
         let (x, weights) = product.tensors();
         let [found, clean] = [run((spoilt(x, value), weights)), run(product.tensors())];
@@ -457,7 +466,12 @@ pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
                 .iter()
                 .all(|sum| !sum.is_finite())
         );
-        let run = |operands| gradient.run_on(device, &operands).unwrap().remove(0);
+        let run = |operands| {
+            gradient
+                .run_on(device, &operands, &[0..4])
+                .unwrap()
+                .remove(0)
+        };
         let ([dy, x], earlier) = gradient.tensors();
         let [found, clean] = [
             run(([dy, spoilt(x, value)], earlier)),
@@ -556,21 +570,76 @@ fn every_set_of_instructions() -> Vec<Device> {
     here.map(by_instructions).collect()
 }
 
+/// Every device, and kind of kernels.
+fn every_device(dtype: DType) -> Vec<Device> {
+    let mut devices = computing(dtype);
+    devices.push(emulating_hopper(dtype));
+    #[cfg(feature = "cuda")]
+    devices.extend(
+        [crate::device::interpreting_hopper(dtype)]
+            .into_iter()
+            .chain(crate::device::gpu_of_hopper(dtype)),
+    );
+    if dtype == DType::BF16 {
+        devices.extend(every_set_of_instructions());
+    }
+    devices
+}
+
+/// Experts in groups have the bits of all together, whichever group comes last: a group leaves others' rows as they are.
+#[test]
+fn groups_of_experts_have_the_bits_of_all_together() {
+    for dtype in DTYPES {
+        let experts = Experts(vec![0, 5, 70, 0, 33]);
+        let groups = [0..2, 2..3, 3..5];
+        let reversed = [3..5, 2..3, 0..2];
+        for device in every_device(dtype) {
+            for by_columns in [false, true] {
+                let product = Product {
+                    dtype,
+                    experts: experts.clone(),
+                    rows: Rows::OfTokens(50),
+                    inner: 136,
+                    outputs: 72,
+                    by_columns,
+                };
+                let run = |groups| product.run_on(&device, &product.tensors(), groups).unwrap();
+                let whole = run(&[0..5]);
+                assert!(
+                    run(&groups) == whole && run(&reversed) == whole,
+                    "{product:?} on {}",
+                    device.name
+                );
+            }
+            let gradient = Gradient {
+                dtype,
+                gradient: dtype,
+                start: Start::Accumulate,
+                experts: experts.clone(),
+                rows: [Rows::InOrder, Rows::OfTokens(50)],
+                inner: 136,
+                outputs: 72,
+            };
+            let run = |groups| {
+                gradient
+                    .run_on(&device, &gradient.tensors(), groups)
+                    .unwrap()
+            };
+            let whole = run(&[0..5]);
+            assert!(
+                run(&groups) == whole && run(&reversed) == whole,
+                "{gradient:?} on {}",
+                device.name
+            );
+        }
+    }
+}
+
 /// Wherever rows are read, their sums have one order.
 #[test]
 fn rows_of_tokens_have_the_bits_of_rows_in_order() {
     for dtype in DTYPES {
-        let mut devices = computing(dtype);
-        devices.push(emulating_hopper(dtype));
-        #[cfg(feature = "cuda")]
-        devices.extend(
-            [crate::device::interpreting_hopper(dtype)]
-                .into_iter()
-                .chain(crate::device::gpu_of_hopper(dtype)),
-        );
-        if dtype == DType::BF16 {
-            devices.extend(every_set_of_instructions());
-        }
+        let devices = every_device(dtype);
         let (experts, [inner, outputs]) = (Experts(vec![0, 5, 70, 0, 33]), [136, 72]);
         let same = |ways: [&dyn Case; 2]| {
             for device in &devices {

@@ -19,7 +19,7 @@ const STEPS: usize = 3;
 const SEEDS: u64 = 6;
 
 /// Together they have every reason to wait.
-const RUNS: [&str; 32] = [
+const RUNS: [&str; 34] = [
     "alone batches=2 offloaded=all",
     "alone batches=2 form=bf16 attention=flash offloaded=attention",
     "alone batches=2 attention=flash mode=full offloaded=inputs",
@@ -34,6 +34,8 @@ const RUNS: [&str; 32] = [
     "alone batches=1 mode=full weights=pinned gradients=released states=pinned",
     "alone batches=2 mode=full weights=pinned gradients=pinned states=disk",
     "alone batches=2 adapters=some objective=preferences mode=full weights=pinned gradients=pinned states=pinned",
+    "alone model=Qwen2-MoE batches=2 weights=pinned expert-units=32 gradients=pinned states=pinned window=end",
+    "group model=Qwen2-MoE batches=2 expert-units=32 zero=3 ranks=2 exchanges=some",
     "group mode=uniform ranks=2 exchanges=some",
     "group mode=uniform zero=1 ranks=4",
     "group mode=uniform states=pinned zero=2 ranks=2 exchanges=some",
