@@ -5,7 +5,7 @@ use crate::replays::ReplayCounts;
 use crate::stages::{Rotary, RotaryTables};
 use crate::{Architecture, BatchShape, Extent, Result};
 use kernels::Kernels;
-use memory::{Buffer, Category, Cover, DType, Dims, In, Layer, Layout, Memory};
+use memory::{Buffer, Category, DType, Dims, In, Layer, Layout, Memory};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -98,17 +98,6 @@ impl Model {
     /// The index of a parameter in the layout.
     pub(crate) fn index(&self, id: ParameterId) -> usize {
         self.indices.of(id)
-    }
-
-    /// The elements of this stage's matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them:
-    /// a scale is for all of them, and their codes are made at each use.
-    pub fn matrices_with_step_codes(&self) -> Cover {
-        let weights = self.architecture.parameters.with_step_codes().iter();
-        let ranges = weights.filter_map(|weight| {
-            let entries = weight.matrices.iter().map(|id| self.index(*id));
-            Some(self.layout.joined(&entries.collect::<Vec<_>>())?.0)
-        });
-        Cover::new(ranges).within_all(&self.layout.weights())
     }
 
     /// The unit of the matrices among some parameters; none if all are vectors.

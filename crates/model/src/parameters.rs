@@ -5,7 +5,7 @@ use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
 use crate::stored::{FileTensor, Stored, Transposition, parts};
 use crate::{Labels, NamePatterns};
-use memory::{Codes, DType, Layer, Layout, LayoutBuilder, Role};
+use memory::{Codes, Cover, DType, Layer, Layout, LayoutBuilder, Role};
 use std::sync::Arc;
 
 /// A parameter, numbered in the order of declaration.
@@ -170,9 +170,20 @@ impl Parameters {
     }
 
     /// Those of them whose codes are kept for a step: all, or none.
-    pub(crate) fn with_step_codes(&self) -> &[Fp8Weight] {
+    fn with_step_codes(&self) -> &[Fp8Weight] {
         let keeps = self.fp8.as_ref().is_some_and(|fp8| fp8.keeps_weights);
         if keeps { &self.fp8_weights } else { &[] }
+    }
+
+    /// The elements of this stage's matrices whose codes are kept for a step. Matrices of one product that lie apart are not among them:
+    /// a scale is for all of them, and their codes are made at each use.
+    pub fn matrices_with_step_codes(&self, layout: &Layout) -> Cover {
+        let indices = self.layout_indices();
+        let ranges = self.with_step_codes().iter().filter_map(|weight| {
+            let entries = weight.matrices.iter().map(|id| indices.of(*id));
+            Some(layout.joined(&entries.collect::<Vec<_>>())?.0)
+        });
+        Cover::new(ranges).within_all(&layout.weights())
     }
 
     /// The matrices whose products are in FP8 unless they are excepted; none if blocks do not multiply in FP8.

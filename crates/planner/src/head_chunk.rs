@@ -8,6 +8,7 @@
 
 use crate::auto::{AutoError, choose};
 use crate::figures::figures;
+use crate::fullest_rank::as_fullest_rank;
 use crate::on_paper::Paper;
 use crate::room::Room;
 use kernels::Target;
@@ -47,7 +48,8 @@ struct Chunk {
 impl ChosenHeadChunk {
     /// Chooses the smallest chunk that is nearly as fast as the fastest. If its plan does not fit a device of
     /// `device_bytes`, chooses the largest below it that does. Under automatic recompute, some policy has to fit
-    /// `budget` instead. All ranks choose what the first rank with the head does.
+    /// `budget` instead. All ranks choose what the first rank with the head does; where some ranks with the head need more than others, the
+    /// one that needs most.
     ///
     /// # Errors
     /// As [`crate::Plan::new`], or if a file of costs cannot be used.
@@ -227,7 +229,8 @@ fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bo
     let Some(device_bytes) = device_bytes else {
         return Ok(true);
     };
-    let needs = figures(&Settings::new(config)?, target)?.needs();
+    let (_, settings) = as_fullest_rank(config.clone())?;
+    let needs = figures(&settings, target)?.needs();
     Ok(needs.fit(Room::Device(device_bytes)))
 }
 
@@ -380,6 +383,34 @@ mod tests {
         };
         for bytes in (2..8).map(|gib| gib << 30) {
             assert_eq!(chosen(0, bytes), chosen(2, bytes), "{bytes}");
+        }
+    }
+
+    /// Attention in bf16 comes first in a block, so the last rank keeps most codes of weights, and the first one least.
+    #[test]
+    fn every_rank_chooses_what_the_one_with_most_codes_does() {
+        let mut config = config(&[
+            "train.dtype=bf16",
+            "collectives.zero=3",
+            "fp8.recipe=tensor",
+            "fp8.weights=step",
+            "fp8.except=[\"*self_attn*\"]",
+        ]);
+        let mut free = None;
+        let needed = [0, 3].map(|number| {
+            config.join(Rank { number, of: 4 }).unwrap();
+            let free = *free.get_or_insert_with(|| chosen(&config, None, None));
+            let settings = Settings::new(&with_chunk(&config, free)).unwrap();
+            figures(&settings, Target::Cuda).unwrap().needs()
+        });
+        let [least, most] = needed.map(|needs| needs.device_bytes);
+        assert!(least < most, "{least} {most}");
+        let free = free.unwrap();
+        for number in 0..4 {
+            config.join(Rank { number, of: 4 }).unwrap();
+            assert_eq!(chosen(&config, Some(most), None), free);
+            assert_eq!(chosen(&config, Some(most - 1), None), free / 2);
+            assert_eq!(chosen(&config, Some(least), None), free / 2);
         }
     }
 

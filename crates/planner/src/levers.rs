@@ -6,6 +6,7 @@
 use crate::change::{Change, set};
 use crate::distinct_stages::distinct_stages;
 use crate::figures::quick_figures;
+use crate::fullest_rank::as_fullest_rank;
 use crate::on_paper::StepOnPaper;
 use crate::rates::NVLINK_RANKS;
 use data::{Format, Inputs};
@@ -39,7 +40,7 @@ const ADAPTER_RANK: usize = 16;
 /// Sequences are not made shorter than this.
 pub(crate) const SHORTEST: usize = 128;
 
-/// A run as it is configured, and the kind of device that it is for.
+/// A run as it is configured, of the rank that needs most memory, and the kind of device that it is for.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) config: Config,
@@ -156,7 +157,7 @@ impl Setup {
     /// # Errors
     /// As [`Settings::new`].
     pub(crate) fn new(config: Config, target: Target) -> Result<Setup, ConfigError> {
-        let settings = Settings::new(&config)?;
+        let (config, settings) = as_fullest_rank(config)?;
         Ok(Setup {
             config,
             settings,

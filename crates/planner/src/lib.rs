@@ -17,6 +17,7 @@ mod distinct_stages;
 mod figures;
 mod formulas;
 mod freeze;
+mod fullest_rank;
 mod gpus;
 mod head_chunk;
 mod host_phases;
@@ -56,6 +57,7 @@ pub use disk_room::{DiskNeed, Disks, NoDiskRoom, Saved, SystemDisks};
 pub use figures::steps_on_shapes;
 pub use formulas::Formula;
 pub use freeze::PlannedFreeze;
+pub use fullest_rank::as_fullest_rank;
 pub use gpus::{
     CUDA_OVERHEAD_BYTES, NcclMemory, UnknownGpu, block_shared_bytes, gpu_memory_bytes,
     overhead_bytes,

@@ -1,6 +1,7 @@
 //! A plan's notes: sentences with figures.
 
 use super::activations::{PlannedActivation, bytes_by_layer, total_bytes};
+use super::fullest_rank::fullest_rank;
 use memory::format_bytes;
 use model::{Action, Label, Policy};
 use settings::Settings;
@@ -51,6 +52,19 @@ fn labels_without_activations(
             idle.join(", ")
         )
     })
+}
+
+/// Says which rank needs most memory, where ranks differ.
+pub(crate) fn of_fullest_rank(settings: &Settings) -> Option<String> {
+    let fullest = fullest_rank(settings)?;
+    let whose = match fullest == settings.rank_of_all() {
+        true => "this is its plan",
+        false => "what is chosen for all, and what other settings change, is planned for it",
+    };
+    Some(format!(
+        "ranks keep different amounts of codes of weights: rank {} keeps most, and none needs more memory; {whose}",
+        fullest.number
+    ))
 }
 
 /// The last layer keeps its activations: its backward pass runs first, so they would be needed again at once.

@@ -3,6 +3,7 @@
 use crate::auto::choose;
 use crate::change::{Change, flags, other_training, set};
 use crate::figures::figures;
+use crate::fullest_rank::as_fullest_rank;
 use crate::host_room::{HostRoom, OFFLOAD_LESS};
 use crate::levers::Setup;
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
@@ -17,7 +18,7 @@ use memory::{
 use rayon::prelude::*;
 use serde::Serialize;
 use session::{Result, SessionError};
-use settings::{Config, Settings};
+use settings::Config;
 
 /// The form of `oom.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
@@ -146,8 +147,8 @@ impl OomReport {
     pub fn of_budget(config: &Config, target: Target, budget: u64) -> Result<Option<OomReport>> {
         let kept = set!(recompute.spec = "none".to_string())
             .and(&set!(offload.activations = "none".to_string()));
-        let kept_config = kept.applied_to(config)?;
-        let refused = first_refused(&Settings::new(&kept_config)?, target, budget)?;
+        let (kept_config, settings) = as_fullest_rank(kept.applied_to(config)?)?;
+        let refused = first_refused(&settings, target, budget)?;
         let Some(refused) = refused else {
             return Ok(None);
         };

@@ -169,14 +169,20 @@ impl Plan {
     /// As [`Plan::new`].
     pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan> {
         let run = Setup::new(config.clone(), target)?;
-        let mut plan = Plan::new(&run.settings, target)?;
+        let settings = Settings::new(config)?;
+        let mut plan = Plan::new(&settings, target)?;
+        let peak_bytes = match run.config.rank == config.rank {
+            true => plan.peak_bytes,
+            false => figures(&run.settings, target)?.peak.bytes,
+        };
+        plan.notes.extend(notes::of_fullest_rank(&settings));
         let ranks = plan.ranks.take();
         let ranks = ranks.map(|ranks| ranks.with_stages(&run));
         plan.notes.extend(rates::note(&run.settings, target));
         Ok(Plan {
             ranks: ranks.transpose()?,
             strategies: strategies(&run)?,
-            effects: effects(&run, plan.peak_bytes)?,
+            effects: effects(&run, peak_bytes)?,
             operations: Paper::at_rates(&run.settings, target).operations(&run.settings)?,
             ..plan
         })

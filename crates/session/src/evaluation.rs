@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::losses::{ALL_CAME, THERE, from_last_stage};
+use crate::losses::from_last_stage;
 use crate::neighbours::Neighbours;
 use crate::read_back::PendingNumbers;
 use crate::sum_of_ranks::{add_gathered, gather};
@@ -13,6 +13,9 @@ use memory::{Category, DType, Layer, Phase};
 use model::Batch;
 use settings::{Carried, Handover};
 use units::Ranks;
+
+const PARTS_COUNTED: &str = "a part's loss is counted before other ranks get it";
+const PARTS_CAME: &str = "the losses of all parts have come before they are added up";
 
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -156,8 +159,8 @@ impl Forward<'_> {
             let mut all = memory.lease(Category::Temporary, name, count, DType::F32)?;
             let ranks = first..first + sharing.rank.of;
             // SAFETY: the computation waits for it below, before the numbers are read, written, or given back.
-            unsafe { gather(kernels, sums.view(), all.view_mut(), ranks, THERE) }?;
-            add_gathered(kernels, all.view(), sums.view_mut().rows(0..1), ALL_CAME)?;
+            unsafe { gather(kernels, sums.view(), all.view_mut(), ranks, PARTS_COUNTED) }?;
+            add_gathered(kernels, all.view(), sums.view_mut().rows(0..1), PARTS_CAME)?;
         }
         Ok(PendingNumbers::start(kernels, sums.view().rows(0..1))?)
     }

@@ -7,8 +7,8 @@ use model::{LossPart, Preferences, StepLoss};
 use std::ops::Range;
 use units::{Ranks, exchange_stages};
 
-pub(crate) const THERE: &str = "a micro-batch's loss is there before the others get it";
-pub(crate) const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
+const THERE: &str = "a micro-batch's loss is there before the others get it";
+const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
 
 /// Where losses are added up, and what their gradients are multiplied by.
 pub(crate) struct Losses {

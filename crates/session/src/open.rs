@@ -78,7 +78,10 @@ impl Session {
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
         let mut weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
-        let matrices = model.matrices_with_step_codes();
+        let matrices = model
+            .architecture()
+            .parameters
+            .matrices_with_step_codes(&layout);
         if matrices.elements() > 0 {
             weights.lease_step_codes(memory, &matrices)?;
         }

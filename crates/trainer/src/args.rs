@@ -76,7 +76,7 @@ pub struct RankArgs {
     /// Plan for N ranks, a device each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_RANKS))]
     pub ranks: Option<u64>,
-    /// The rank whose plan is made [default: 0]
+    /// The rank whose plan is made [default: the first that needs most]
     #[arg(long, value_name = "R", requires = "ranks")]
     pub rank: Option<u64>,
 }

@@ -10,7 +10,8 @@ use data::{Dataset, Inputs};
 use kernels::Target;
 use kernels::cuda::KernelKind;
 use planner::{
-    AutoError, Choice, ChosenHeadChunk, OomReport, Plan, choose, name_head_chunks, overhead_bytes,
+    AutoError, Choice, ChosenHeadChunk, OomReport, Plan, as_fullest_rank, choose, name_head_chunks,
+    overhead_bytes,
 };
 use report::Busy;
 use session::SessionError;
@@ -39,6 +40,12 @@ impl Deref for Decided {
 }
 
 impl Decided {
+    /// The same for the rank that needs most memory.
+    pub(crate) fn of_fullest_rank(mut self) -> Result<Decided> {
+        (self.0.config, _) = as_fullest_rank(self.0.config)?;
+        Ok(self)
+    }
+
     /// Makes paths independent of the current folder, because a run may be resumed from another one.
     pub(crate) fn with_whole_paths(mut self) -> Decided {
         let config = &mut self.0.config;
@@ -207,7 +214,7 @@ fn timed_by(config: &Config, holder: Holder) -> Config {
 }
 
 /// The policy for a budget by the times of `timed_by`, and the configuration with it. With `--memory-budget auto` the reserved bytes must fit, not
-/// only the peak.
+/// only the peak. All ranks choose by the rank that needs most.
 fn policy_within(
     timed_by: &Config,
     config: &Config,
@@ -220,7 +227,10 @@ fn policy_within(
         let choice = choose(timed_by, target, within).map_err(|error| of_budget(error, budget))?;
         let chosen = choice.applied_to(config);
         let reserved = match counts_reserved {
-            true => Plan::new(&Settings::new(&chosen)?, target)?.reserved_bytes,
+            true => {
+                let (_, settings) = as_fullest_rank(chosen.clone())?;
+                Plan::new(&settings, target)?.reserved_bytes
+            }
             false => choice.peak_bytes,
         };
         if reserved <= budget {

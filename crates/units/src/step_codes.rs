@@ -3,12 +3,12 @@
 
 use kernels::operation::Copy;
 use kernels::{Account, Event, Kernels, Queue, Result};
-use memory::{
-    Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory,
-};
+use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
 const MADE: &str = "codes are made before they go to the host";
+/// The arena's name.
+const NAME: &str = "fp8_weights";
 const GONE: &str = "codes have gone to the host before their memory is used again";
 
 /// The codes that this rank keeps.
@@ -16,8 +16,6 @@ pub(crate) struct StepCodes {
     /// The codes of this rank's part of the matrices. Its types are e4m3 for the matrices, and for all else those of the weights, so
     /// that a unit is leased in the same types.
     arena: Arena,
-    /// Not used: all ranks lease as much as the one whose shard has the most codes, so that a plan of one holds for all.
-    spare: Option<Buffer>,
     is_on_host: bool,
     matrices: Cover,
     /// The matrices whose codes are this step's.
@@ -34,24 +32,17 @@ impl StepCodes {
     pub(crate) fn lease(
         memory: &Memory,
         (resident, host): (&Arena, Option<&Arena>),
-        (matrices, most_bytes): (&Cover, usize),
+        matrices: &Cover,
     ) -> Result<StepCodes, OutOfMemory> {
         let (of, place) = match host {
             Some(host) => (host, ArenaPlace::Host),
             None => (resident, ArenaPlace::Device),
         };
-        let (category, name) = (Category::Parameter, "fp8_weights");
-        let lease = ArenaLease::new(place, category, name);
+        let lease = ArenaLease::new(place, Category::Parameter, NAME);
         let types = of.types().with(matrices, DType::F8E4M3);
         let held = matrices.within_all(of.held());
-        let more = most_bytes.saturating_sub(held.elements());
-        let spare = || match host {
-            Some(_) => memory.lease_pinned(category, name, [more], DType::U8),
-            None => memory.lease_persistent(category, name, [more], DType::U8),
-        };
         Ok(StepCodes {
             arena: Arena::lease(memory, lease, of.layout(), types, held)?,
-            spare: (more > 0).then(spare).transpose()?,
             is_on_host: host.is_some(),
             matrices: matrices.clone(),
             made: Cover::default(),
@@ -65,8 +56,7 @@ impl StepCodes {
 
     /// Name and bytes of what lives across steps, if it lies there: in pinned host memory, or on the device.
     pub(crate) fn leased(&self, on_host: bool) -> Option<(&'static str, u64)> {
-        let spare = self.spare.as_ref().map_or(0, Buffer::bytes);
-        (self.is_on_host == on_host).then_some(("fp8_weights", self.arena.bytes() + spare))
+        (self.is_on_host == on_host).then_some((NAME, self.arena.bytes()))
     }
 
     /// Called when the passes of a step are over.

@@ -57,14 +57,6 @@ impl StreamedWeights {
         }
     }
 
-    /// This rank, if ranks have shards of the weights.
-    pub(crate) fn sharing_rank(&self) -> Option<Rank> {
-        match self.gathers {
-            Some((rank, GatheredParts::Shards)) => Some(rank),
-            _ => None,
-        }
-    }
-
     /// Begins a pass that uses units in this order. With `only_updated` it is a pass of updates, for which no rank
     /// needs others' shards.
     pub(crate) fn begin_pass(&mut self, order: &Rc<[usize]>, only_updated: bool) {

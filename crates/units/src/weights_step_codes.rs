@@ -2,9 +2,8 @@
 
 use crate::Weights;
 use crate::step_codes::StepCodes;
-use crate::streamed_weights::StreamedWeights;
 use kernels::{Kernels, Result};
-use memory::{Cover, In, Memory, Out, OutOfMemory, Unit};
+use memory::{Cover, In, Memory, Out, OutOfMemory};
 
 impl Weights {
     /// Leases room for codes of some matrices (FP8, e4m3), which are made at the first use in a step and kept until its end, where the
@@ -19,29 +18,8 @@ impl Weights {
         matrices: &Cover,
     ) -> Result<(), OutOfMemory> {
         let arenas = (&self.resident, self.host());
-        let most_bytes = self.most_step_codes(matrices);
-        let leased = StepCodes::lease(memory, arenas, (matrices, most_bytes))?;
-        self.step_codes = Some(leased);
+        self.step_codes = Some(StepCodes::lease(memory, arenas, matrices)?);
         Ok(())
-    }
-
-    /// Bytes of codes in the shard of the rank that has the most.
-    fn most_step_codes(&self, matrices: &Cover) -> usize {
-        let streamed = self.streamed.as_ref();
-        let Some(rank) = streamed.and_then(StreamedWeights::sharing_rank) else {
-            return 0;
-        };
-        let layout = self.layout();
-        let is_part = |unit: &Unit| {
-            let own = matrices.within_all(&unit.cover).elements();
-            own > 0 && own < unit.cover.elements()
-        };
-        if !layout.units().iter().any(is_part) {
-            return 0;
-        }
-        let ranks = layout.ranks_of_shard_group(rank);
-        let bytes = ranks.map(|rank| matrices.within_all(&layout.shards(rank)).elements());
-        bytes.max().unwrap_or(0)
     }
 
     /// Called when the passes of a step are over: no later pass reads its codes.

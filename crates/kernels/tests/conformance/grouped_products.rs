@@ -28,6 +28,12 @@ impl Experts {
         self.0.iter().sum()
     }
 
+    /// All of them as one group.
+    fn together(&self) -> Vec<Range<usize>> {
+        let all = 0..self.count();
+        vec![all]
+    }
+
     fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.0.iter().scan(0, |start, rows| {
             let range = *start..*start + rows;
@@ -193,7 +199,7 @@ impl Product {
 
 impl Case for Product {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        self.run_on(device, &self.tensors(), &[0..self.experts.count()])
+        self.run_on(device, &self.tensors(), &self.experts.together())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -273,7 +279,7 @@ impl Gradient {
 
 impl Case for Gradient {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        self.run_on(device, &self.tensors(), &[0..self.experts.count()])
+        self.run_on(device, &self.tensors(), &self.experts.together())
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -450,7 +456,7 @@ pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
     for value in [f64::NAN, f64::INFINITY] {
         let run = |(x, weights): (HostRows, Host)| {
             product
-                .run_on(device, &(x, weights), &[0..4])
+                .run_on(device, &(x, weights), &product.experts.together())
                 .unwrap()
                 .remove(0)
         };
@@ -468,7 +474,7 @@ pub fn not_finite_rows_stay_alone(device: &Device, dtype: DType) {
         );
         let run = |operands| {
             gradient
-                .run_on(device, &operands, &[0..4])
+                .run_on(device, &operands, &gradient.experts.together())
                 .unwrap()
                 .remove(0)
         };
@@ -603,8 +609,10 @@ fn groups_of_experts_have_the_bits_of_all_together() {
                     outputs: 72,
                     by_columns,
                 };
-                let run = |groups| product.run_on(&device, &product.tensors(), groups).unwrap();
-                let whole = run(&[0..5]);
+                let run = |groups: &[Range<usize>]| {
+                    product.run_on(&device, &product.tensors(), groups).unwrap()
+                };
+                let whole = run(&experts.together());
                 assert!(
                     run(&groups) == whole && run(&reversed) == whole,
                     "{product:?} on {}",
@@ -620,12 +628,12 @@ fn groups_of_experts_have_the_bits_of_all_together() {
                 inner: 136,
                 outputs: 72,
             };
-            let run = |groups| {
+            let run = |groups: &[Range<usize>]| {
                 gradient
                     .run_on(&device, &gradient.tensors(), groups)
                     .unwrap()
             };
-            let whole = run(&[0..5]);
+            let whole = run(&experts.together());
             assert!(
                 run(&groups) == whole && run(&reversed) == whole,
                 "{gradient:?} on {}",

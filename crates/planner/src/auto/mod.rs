@@ -17,6 +17,7 @@ mod tests;
 pub use costs::{CostsError, MeasuredFor};
 pub use pareto::{Frontier, Point};
 
+use crate::fullest_rank::as_fullest_rank;
 use crate::levers::recompute_specs;
 use crate::on_paper::{OnPaper, Paper};
 use kernels::Target;
@@ -121,7 +122,8 @@ pub fn layers_in_words(layers: &BTreeMap<String, String>) -> String {
     layers.join("; ")
 }
 
-/// Chooses a policy for a configuration that asks for it.
+/// Chooses a policy for a configuration that asks for it, by the plan of the rank that needs most memory: all ranks choose alike, and each
+/// is within the budget.
 ///
 /// # Errors
 /// [`AutoError`]: no policy fits, or a file of costs cannot be used.
@@ -199,7 +201,7 @@ impl Chooser {
         resident.recompute.spec = "none".into();
         resident.recompute.layers.clear();
         resident.offload.activations = "none".into();
-        let settings = Settings::new(&resident)?;
+        let (_, settings) = as_fullest_rank(resident)?;
         let measured = costs::read(config.recompute.costs.as_deref(), &settings, target)?;
         let paper = Paper::new(&settings, target, measured);
         Chooser::of(settings, paper, config.chooses_offload(), EXHAUSTIVE_MAX)

@@ -133,3 +133,44 @@ fn other_recipes_are_refused_by_name() {
     let flags = "--config small.toml --device cpu --fp8 tensor";
     place.trainer(flags).fails(2, &["f32", "--dtype bf16"]);
 }
+
+/// Attention in bf16 comes first in a block, so the first rank of four keeps least codes of weights, and the third most.
+#[test]
+fn ranks_with_different_codes_choose_what_the_fullest_needs() {
+    let place = Workplace::new();
+    let ranks = "--config llama-15m --device cuda --dtype bf16 --fp8 tensor --ranks 4 --zero 3 --set fp8.weights=step \
+                 --set fp8.except=[\"*self_attn*\"]";
+    let said = |flags: &str| {
+        place
+            .trainer(&format!("plan {ranks} {flags}"))
+            .succeeds()
+            .stdout
+    };
+    let plan =
+        |flags: &str| -> Value { serde_json::from_str(&said(&format!("--json {flags}"))).unwrap() };
+    let bytes = |plan: &Value, name: &str| plan[name].as_u64().unwrap();
+    let (emptiest, fullest) = (plan("--rank 0"), plan("--rank 2"));
+    assert_eq!(plan(""), fullest);
+    let (own, other) = (said(""), said("--rank 0"));
+    assert!(own.contains("this is its plan"), "{own}");
+    assert!(other.contains("what is chosen for all"), "{other}");
+    // The reserved bytes decide with `auto`, else the peak.
+    let device = bytes(&fullest, "reserved_bytes") + bytes(&fullest, "device_overhead_bytes") - 1;
+    let auto = format!("--memory-budget auto --device-memory {device}");
+    let budget = format!("--memory-budget {}", bytes(&fullest, "peak_bytes") - 1);
+    for (name, flags) in [("reserved_bytes", auto), ("peak_bytes", budget)] {
+        let most = bytes(&fullest, name) - 1;
+        assert!(
+            bytes(&emptiest, name) <= most,
+            "the first rank fits as it is"
+        );
+        let policy = |text: &str| text.lines().next().unwrap().to_string();
+        let chosen = policy(&said(&format!("--recompute auto {flags}")));
+        assert!(!chosen.contains("everything is kept"), "{chosen}");
+        for rank in 0..4 {
+            let flags = format!("--rank {rank} --recompute auto {flags}");
+            assert_eq!(policy(&said(&flags)), chosen);
+            assert!(bytes(&plan(&flags), name) <= most);
+        }
+    }
+}

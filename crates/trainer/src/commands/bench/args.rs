@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     task: Task,
     /// Whether the command line says what is read.
     pub(crate) names_data: bool,
+    /// Whether it names the rank that is planned.
+    pub(crate) names_rank: bool,
 }
 
 impl BenchArgs {
@@ -121,6 +123,7 @@ impl BenchArgs {
                 false => Task::Train,
             },
             names_data,
+            names_rank: self.rank.rank.is_some(),
         })
     }
 }

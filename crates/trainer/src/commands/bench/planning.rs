@@ -147,6 +147,10 @@ fn plan_strategy(
     completed: &Completed,
 ) -> Result<Planned> {
     let decided = decisions::on_paper(completed, shared.device_bytes())?;
+    let decided = match shared.names_rank {
+        true => decided,
+        false => decided.of_fullest_rank()?,
+    };
     let settings = Settings::new(&decided.config)?;
     let plan = Plan::new(&settings, decided.device().target())?;
     let stages = other_stages(shared, &decided)?;

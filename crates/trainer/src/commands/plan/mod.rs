@@ -86,6 +86,10 @@ fn print_plan(completed: &Completed, args: &PlanArgs, from: Option<&FromFiles>) 
     let folder = trace_folder(completed)?;
     let target = completed.device().target();
     let decided = decisions::on_paper(completed, args.advice.device_bytes()?)?;
+    let decided = match args.rank.rank {
+        Some(_) => decided,
+        None => decided.of_fullest_rank()?,
+    };
     let config = &decided.config;
     if let Some(gpu) = &args.advice.device_memory {
         check_shared_memory(config, gpu, block_shared_bytes(gpu))?;
