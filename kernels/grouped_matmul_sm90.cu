@@ -357,7 +357,7 @@ __device__ void grouped_matmul(bf16 *out, ExpertRows<bf16> x, const bf16 *weight
 // The expert that is number `place` of a launch. First come those with more than twice the mean of rows, whose sums take longest: a
 // block that begins one of them last would run on alone. Whole warps call it.
 __device__ inline int expert_at(const int *offsets, int experts, int place) {
-    const int lane = threadIdx.x % WARP, twice_the_mean = unsigned(offsets[experts]) / unsigned(experts) * 2;
+    const int lane = threadIdx.x % WARP, twice_the_mean = unsigned(offsets[experts] - offsets[0]) / unsigned(experts) * 2;
     for (int start = 0; start < 2 * experts; start += WARP) {
         // The first turn of every expert is for those with many rows, the second for the others.
         const int turn = start + lane, expert = turn < experts ? turn : turn - experts;

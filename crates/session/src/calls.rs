@@ -35,7 +35,7 @@ pub fn calls_of_a_step(settings: &Settings, kinds: PerFamily<KernelKind>) -> Res
 }
 
 /// The calls of NVIDIA's libraries in a step and in the work between steps, in order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LibraryCalls {
     /// Matrix products, computed by cuBLASLt, with those of the step first.
     pub products: Vec<Gemm>,
