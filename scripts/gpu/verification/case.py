@@ -42,7 +42,7 @@ def crate(name, *files):
 CALLS = (f"{CUDA}/mod.rs", f"{CUDA}/calls.rs", f"{CUDA}/extent.rs", f"{CUDA}/driver.rs", *device("driver", "modules"))
 PRODUCTS = device("products", "problem", "algorithms")
 STREAMS, MEMORY, REHEARSAL = device("streams", "staging"), device("blocks"), device("rehearsal", "modules")
-GRAPHS = (*device("graphs", "calls", "streams"), *crate("session", "graphs"))
+GRAPHS = (*device("graphs", "calls", "streams"), *crate("session", "passes"))
 # States, weights and gradients that are not on the device.
 HOMES = (*STREAMS, *crate("optim", "streamed", "chunks"), *crate("optim", "optimizer"), *crate("session", "update"))
 # A step's passes and its update.
