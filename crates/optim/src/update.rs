@@ -1,4 +1,4 @@
-//! What the update of a range reads and writes, and the queue that its operations go to.
+//! The update of a range: its operands, and the queue that its operations go to.
 
 use kernels::{
     Exchange, ExchangeBytes, Kernels, MasterOperand, MomentOperand, Operation, Queue, Result,
@@ -58,7 +58,7 @@ impl WholeTensor {
     }
 }
 
-/// What the update of a range reads and writes, on the device.
+/// The operands of the update of a range, on the device.
 pub(crate) struct Update<'a> {
     /// `[n]` f32 or bf16.
     pub(crate) weights: Out<'a>,

@@ -75,8 +75,8 @@ impl Losses {
         kernels.upload(place, bytemuck::cast_slice(&scale))
     }
 
-    /// What the head of the next micro-batch works with, for each of this rank's parts of its sequences, in a step of so many
-    /// micro-batches.
+    /// Gives the head of the next micro-batch its places for losses, one for each of this rank's parts of its sequences. The step has so
+    /// many micro-batches.
     pub(crate) fn of_micro_batch<'a>(
         &'a mut self,
         is_first: bool,

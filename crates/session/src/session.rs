@@ -245,8 +245,8 @@ impl Session {
         Ok(())
     }
 
-    /// What evaluates the model and generates text with it, without changing what steps compute or need. The step before is finished
-    /// first; its outcome stays available for [`Session::take_finished`].
+    /// Finishes the step before, and lends the model for evaluations and for generating text. These change nothing that steps compute or
+    /// need. The step's outcome stays available for [`Session::take_finished`].
     ///
     /// # Errors
     /// As [`Session::finish_step`].

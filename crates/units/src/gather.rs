@@ -36,7 +36,7 @@ impl GatheredParts {
         }
     }
 
-    /// What a rank gives of a bundle.
+    /// The elements of a bundle that a rank gives.
     fn of(self, layout: &Layout, bundle: &Cover, rank: Rank) -> Cover {
         match self {
             GatheredParts::Pieces | GatheredParts::OwnShard => layout.piece(bundle, rank),

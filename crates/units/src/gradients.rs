@@ -547,7 +547,7 @@ impl Gradients {
         self.grains.all()
     }
 
-    /// The sums of squares of a unit, which are contiguous.
+    /// The sums of squares of a unit. They are contiguous if none of its part's experts are units of their own.
     pub fn unit_grains(&self, unit: usize) -> In<'_> {
         self.grains.within(&self.layout().units()[unit].trained)
     }

@@ -90,7 +90,7 @@ impl Grains {
         self.sums.view()
     }
 
-    /// The sums of a unit's grains, which are contiguous.
+    /// The sums of a unit's grains, which have to be contiguous.
     pub(crate) fn within(&self, unit: &Cover) -> In<'_> {
         let all = grains_of(&self.layout, unit);
         let first = all.first().map_or(0, |(_, grains)| grains.start);

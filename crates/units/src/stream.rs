@@ -38,7 +38,7 @@ pub(crate) struct OnDevice {
     pub(crate) left: Option<Event>,
     /// Whether it may be added to: the queue that does so waits for what was fetched, and nothing has been sent since.
     is_open: bool,
-    /// Of sums over ranks: whether nothing more is added in this step.
+    /// Whether nothing more is added in this step. Only sums over ranks are asked.
     pub(crate) is_complete: bool,
 }
 
