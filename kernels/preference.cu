@@ -1,11 +1,6 @@
 // The loss of preferences, with its gradient.
+#include "logarithm.cuh"
 #include "reduce.cuh"
-
-// ln(1 + x) for x from 0 to 1, exact where x is small: what the sum rounds away is in the quotient (Kahan).
-__device__ inline float log_1_plus(float x) {
-    const float sum = 1.0f + x;
-    return sum == 1.0f ? x : logf(sum) * (x / (sum - 1.0f));
-}
 
 // A thread works on a pair: its chosen sequence, and its rejected one.
 __device__ inline void preference_loss(float *factors, float *marks, const float *policy, const float *reference,

@@ -29,12 +29,15 @@ import pathlib
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 import mxfp4
 
 transformers.utils.logging.disable_progress_bar()
 
 SEED, STEPS, ACCUM, MICRO_BATCH, SEQ, VOCAB = 20261121, 5, 2, 2, 19, 53
+LONGER_SEQ = dict(qwen3_5=70)
 MASKED = -100
 MASKED_SHARE = [0.1, 0.6]  # of each micro-batch's targets: a mean of means is not the mean
 OPTIMIZER = dict(name="adamw", lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1,
@@ -94,6 +97,11 @@ PUBLISHED = dict(
                                          rope_type="yarn", truncate=False),
     rope_theta=150000, router_aux_loss_coef=0.9, sliding_window=WINDOW, swiglu_limit=0.9, tie_word_embeddings=False,
     transformers_version="4.55.0.dev0", use_cache=True, vocab_size=VOCAB)
+# A quarter of each head of attention turns. Widths of all heads differ. The rule's output is nearly 0 where a query meets the first
+# key at a right angle, and the norm behind it would make rounding large without such an epsilon.
+HYBRID = dict(LLAMA, rms_norm_eps=0.01, num_attention_heads=4, num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+              linear_key_head_dim=6, linear_value_head_dim=5, rope_parameters=NEAR_ROPE | dict(partial_rotary_factor=0.25))
+LINEAR, FULL = "linear_attention", "full_attention"
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LLAMA),
     "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
@@ -188,6 +196,16 @@ CONFIGS = {
     "gpt_oss": transformers.GptOssConfig(**LLAMA | dict(
         num_hidden_layers=3, intermediate_size=16, sliding_window=WINDOW, num_local_experts=6, num_experts_per_tok=2,
         swiglu_limit=0.4, swiglu_alpha=1.3, max_position_embeddings=2048, rope_parameters=UNROUNDED_ROPE)),
+    "qwen3_next": transformers.Qwen3NextConfig(**HYBRID | dict(
+        num_hidden_layers=3, layer_types=[LINEAR, FULL, LINEAR], num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14,
+        shared_expert_intermediate_size=22, mlp_only_layers=[1], output_router_logits=True, router_aux_loss_coef=0.1)),
+    # Sequences of two chunks of the rule.
+    "qwen3_5": transformers.Qwen3_5TextConfig(**HYBRID | dict(
+        num_hidden_layers=3, layer_types=[LINEAR, LINEAR, FULL], linear_num_value_heads=2, linear_conv_kernel_dim=3,
+        max_position_embeddings=128, tie_word_embeddings=True)),
+    "qwen3_5_moe": transformers.Qwen3_5MoeTextConfig(**without(HYBRID, "intermediate_size") | dict(
+        layer_types=[FULL, LINEAR], linear_num_value_heads=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14,
+        shared_expert_intermediate_size=10, attention_bias=True)),
     "gpt_oss_mxfp4": transformers.GptOssConfig(**without(copy.deepcopy(PUBLISHED), "quantization_config")),
 }
 
@@ -229,27 +247,27 @@ def write_random_model(config, folder):
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def random_batches(is_padded):
+def random_batches(is_padded, seq=SEQ):
     """Token ids and targets, both [step][micro-batch][sample][position], and how many tokens of each sample are not padding,
     the fewest first: in that order the trainer reads them."""
-    tokens = torch.randint(0, VOCAB, (STEPS, ACCUM, MICRO_BATCH, SEQ + 1))
+    tokens = torch.randint(0, VOCAB, (STEPS, ACCUM, MICRO_BATCH, seq + 1))
     ids, targets = tokens[..., :-1].clone(), tokens[..., 1:].clone()
     share = torch.tensor(MASKED_SHARE).view(1, ACCUM, 1, 1)
     targets[torch.rand(targets.shape) < share] = MASKED
-    lengths = torch.linspace(3 if is_padded else SEQ, SEQ, STEPS * ACCUM * MICRO_BATCH).long().view(ids.shape[:-1])
+    lengths = torch.linspace(3 if is_padded else seq, seq, STEPS * ACCUM * MICRO_BATCH).long().view(ids.shape[:-1])
     if is_padded:
         # In a file of batches, padding is what follows a row's last target.
-        last = torch.arange(SEQ) == lengths[..., None] - 1
+        last = torch.arange(seq) == lengths[..., None] - 1
         targets[last] = tokens[..., 1:][last]
-        targets[~mask(lengths)] = MASKED
+        targets[~mask(lengths, seq)] = MASKED
     counts = (targets != MASKED).sum((2, 3))
     assert is_padded or (counts[:, 0] != counts[:, 1]).all(), "micro-batches have different numbers of targets"
     return ids, targets, lengths
 
 
-def mask(lengths):
+def mask(lengths, seq):
     """True where a token is not padding."""
-    return torch.arange(SEQ) < lengths[..., None]
+    return torch.arange(seq) < lengths[..., None]
 
 
 def choice_biases(model):
@@ -330,7 +348,7 @@ def train(model, ids, targets, lengths):
     for index, (step_ids, step_targets, step_lengths) in enumerate(zip(ids, targets, lengths)):
         count, loss = int((step_targets != MASKED).sum()), 0.0
         for micro_ids, micro_targets, micro_lengths in zip(step_ids, step_targets, step_lengths):
-            seen = mask(micro_lengths)
+            seen = mask(micro_lengths, micro_ids.shape[-1])
             # The targets are aligned with the ids already, so transformers must not shift them again.
             output = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets, num_items_in_batch=count,
                            attention_mask=None if seen.all() else seen.long())
@@ -506,6 +524,47 @@ def norms_by_head(folder):
     return model, lambda: None
 
 
+def one_state(module):
+    """The mistake of a batch whose rows are one sequence to the gated delta rule: state goes from one to the next."""
+    def mistake(folder):
+        whole = module.torch_chunk_gated_delta_rule
+
+        def leaking(*tensors, g, beta, **settings):
+            rows = len(g)
+            joined = [tensor.flatten(0, 1)[None] for tensor in (*tensors, g, beta)]
+            out, state = whole(*joined[:-2], g=joined[-2], beta=joined[-1], **settings)
+            return out[0].unflatten(0, (rows, -1)), state
+
+        module.torch_chunk_gated_delta_rule = leaking
+        return load(folder), lambda: setattr(module, "torch_chunk_gated_delta_rule", whole)
+    return mistake
+
+
+def flat_split(folder):
+    """The projections read as if files had all queries first, then all keys, values and gates."""
+    model = load(folder)
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            mixer = layer.linear_attn
+            heads, group = mixer.num_k_heads, mixer.num_v_heads // mixer.num_k_heads
+            keys, values = mixer.head_k_dim, group * mixer.head_v_dim
+            for linear, widths in ((mixer.in_proj_qkvz, [keys, keys, values, values]), (mixer.in_proj_ba, [group, group])):
+                parts = linear.weight.data.split([heads * width for width in widths])
+                by_head = [part.unflatten(0, (heads, -1)) for part in parts]
+                linear.weight.data = torch.cat(by_head, 1).flatten(0, 1).contiguous()
+    return model, lambda: None
+
+
+def gated_norm_with_one(folder):
+    """The norm behind the gated delta rule with 1 more than its weight, as the model's other norms."""
+    model = load(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("linear_attn.norm.weight"):
+                parameter += 1.0
+    return model, lambda: None
+
+
 MISTAKES = dict(
     mixtral_padded=dict(balance_of_padding=with_padding),
     qwen2_moe=dict(softmax_after_top_k=setting(norm_topk_prob=True), balance_without_a_layer=without_a_layer),
@@ -538,6 +597,12 @@ MISTAKES = dict(
         softmax_before_top_k=softmax_before_top_k,
         ramp_rounded=setting(rope_parameters=UNROUNDED_ROPE | dict(truncate=True)),
         windows_in_other_layers=setting(layer_types=["full_attention", "sliding_attention", "full_attention"])),
+    qwen3_next=dict(
+        flat_split=flat_split, norms_without_one=norms_without_one, state_leaks=one_state(modeling_qwen3_next),
+        weights_not_normed=setting(norm_topk_prob=False)),
+    qwen3_5=dict(
+        state_leaks=one_state(modeling_qwen3_5), gated_norm_with_one=gated_norm_with_one,
+        whole_heads_turned=setting(rope_parameters=NEAR_ROPE | dict(partial_rotary_factor=1.0))),
     phi3_long=dict(long_factors=setting(rope_parameters=LONG_ROPE | dict(
         short_factor=LONG_ROPE["long_factor"], original_max_position_embeddings=64))))
 
@@ -549,17 +614,18 @@ def write_reference(family, folder):
     if family.endswith("mxfp4"):
         mxfp4.quantise_experts(folder, PUBLISHED)
     is_padded = family.endswith("padded")
-    batches = ids, targets, lengths = random_batches(is_padded)
+    seq = LONGER_SEQ.get(family, SEQ)
+    batches = ids, targets, lengths = random_batches(is_padded, seq)
     model = load(folder)
     steps, first = train(model, *batches)
     save_file(in_files(first, family), folder / "grads_step0.safetensors")
     save_file(in_files(weights(model), family), folder / "model_final.safetensors")
     rows = dict(input_ids=ids, targets=targets)
-    save_file({name: tensor.reshape(-1, SEQ).to(torch.int32).contiguous() for name, tensor in rows.items()},
+    save_file({name: tensor.reshape(-1, seq).to(torch.int32).contiguous() for name, tensor in rows.items()},
               folder / "batches.safetensors")
     reference = dict(
         made_with=f"transformers {transformers.__version__}, torch {torch.__version__}, CPU f32", seed=SEED,
-        optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=SEQ,
+        optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=seq,
         loss="mean over the step's unmasked targets; grad_norm is before clipping; targets are inputs shifted by one; -100 = masked",
         input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
     if is_padded:

@@ -69,6 +69,7 @@ HOT = {
         "swiglu_backward_bf16": Launch(128),
         "swiglu_backward_largest_bf16": Launch(128),
     },
+    "sigmoid_gate": {"sigmoid_gate_bf16": FLAT, "sigmoid_gate_backward_bf16": FLAT},
     "gelu": {"gelu_largest_bf16": FLAT, "gelu_codes_bf16": FLAT, "gelu_backward_largest_bf16": FLAT},
     "fp8": {
         "abs_max_of_part_bf16": FLAT,

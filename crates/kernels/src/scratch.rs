@@ -1,8 +1,8 @@
 //! The scratch of operations, which each device says for itself.
 
 use crate::operation::{
-    Attention, AttentionBackward, AttentionShape, ExpertRows, FlashAttention,
-    FlashAttentionBackward, Operation,
+    Attention, AttentionBackward, AttentionShape, DeltaShape, ExpertRows, FlashAttention,
+    FlashAttentionBackward, GatedDelta, GatedDeltaBackward, Operation,
 };
 use crate::{KernelError, Result, Target, cpu, cuda};
 use memory::DType;
@@ -84,6 +84,29 @@ impl FlashAttentionBackward<'_> {
     }
 }
 
+impl GatedDelta<'_> {
+    /// The f32 elements of scratch that it needs: a function of these alone. On the CPU the task of each sequence's key head keeps a chunk and
+    /// the states of its value heads.
+    pub fn scratch_elements(target: Target, shape: DeltaShape) -> usize {
+        match target {
+            Target::Cpu => shape.batch * shape.key_heads * cpu::gated_delta::forward_scratch(shape),
+            Target::Cuda => 0,
+        }
+    }
+}
+
+impl GatedDeltaBackward<'_> {
+    /// As [`GatedDelta::scratch_elements`]. On CUDA it keeps the gradients of all states, and sums of each chunk.
+    pub fn scratch_elements(target: Target, shape: DeltaShape) -> usize {
+        match target {
+            Target::Cpu => {
+                shape.batch * shape.key_heads * cpu::gated_delta::backward_scratch(shape)
+            }
+            Target::Cuda => cuda::gated_delta::backward_scratch(shape),
+        }
+    }
+}
+
 impl ExpertRows<'_> {
     /// The f32 elements of scratch that a product of them needs: a function of these alone. The CPU multiplies f32 by a
     /// library that wants rows at equal distances, so it gathers them.
@@ -106,6 +129,13 @@ impl Operation<'_> {
                     Attention::scratch_elements(target, of.shape, dtype, kept),
                 )
             }
+            Operation::GatedDelta(of) => {
+                (&of.scratch, GatedDelta::scratch_elements(target, of.shape))
+            }
+            Operation::GatedDeltaBackward(of) => (
+                &of.scratch,
+                GatedDeltaBackward::scratch_elements(target, of.shape),
+            ),
             Operation::AttentionBackward(of) => {
                 let (dtype, with_dsinks) = (of.q.dtype(), of.dsinks.is_some());
                 (

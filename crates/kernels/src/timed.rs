@@ -104,6 +104,7 @@ pub fn timeline() -> Timeline {
         flops: never_used,
         grouped_flops: never_used,
         attention_flops: [never_used; 2],
+        delta_flops: never_used,
         memory: never_used,
         upload: never_used,
         download: never_used,

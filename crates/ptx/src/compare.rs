@@ -30,6 +30,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "setp.gt.u32": u32, |a, b| a > b;
     "setp.gt.u64": u64, |a, b| a > b;
     "setp.gtu.f32": f32, |a, b| a > b || a.is_nan() || b.is_nan();
+    "setp.le.s32": i32, |a, b| a <= b;
     "setp.le.u64": u64, |a, b| a <= b;
     "setp.leu.f32": f32, |a, b| a <= b || a.is_nan() || b.is_nan();
     "setp.leu.f64": f64, |a, b| a <= b || a.is_nan() || b.is_nan();

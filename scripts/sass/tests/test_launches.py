@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from sass import calls, kernels
 
 # Rows of 1,024, of 4,096 and of 8,192 elements, heads of 64 and of 128, both kinds of norm and of attention, ranks, frozen models as
-# codes, experts, and products in FP8 with replays: of each kernel the blocks of large tensors.
+# codes, experts, products in FP8 with replays, and a gate behind attention: of each kernel the blocks of large tensors.
 STEPS = [
     ("gpt2", ["attention.backend=flash", "model.hidden=4096", "model.heads=64", "model.kv_heads=64", "model.max_positions=4096"]),
     ("qwen3-8b", ["attention.backend=eager", "collectives.zero=2", "model.heads=64"]),
@@ -26,6 +26,7 @@ STEPS = [
     ("mixtral-8x7b", ["attention.backend=flash", "attention.kernels=sm90", "experts.kernels=sm90"]),
     ("gpt2", ["attention.backend=flash", "attention.kernels=sm90", "model.hidden=4096", "model.heads=64", "model.kv_heads=64", "model.max_positions=4096"]),
     ("qwen3-30b-a3b", ["attention.backend=flash", "optim.grad_dtype=bf16", "experts.kernels=sm90"]),
+    ("qwen3.5-9b", ["attention.backend=flash", "model.layers=2", "model.delta.attention_layers=[1]"]),
     ("llama-3-8b", ["fp8.recipe=tensor", "recompute.spec=layernorm,mlp_act", "batch.accum=2", "model.hidden=1024", "model.heads=8"]),
     ("gpt2", ["fp8.recipe=tensor", "recompute.spec=layernorm,mlp_act", "model.hidden=1024", "model.heads=16", "model.kv_heads=16", "model.max_positions=4096"]),
 ]

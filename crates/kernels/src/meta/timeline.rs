@@ -18,6 +18,8 @@ pub struct Rates {
     pub grouped_flops: f64,
     /// Those of flash attention, forward and backward.
     pub attention_flops: [f64; 2],
+    /// Those of the gated delta rule, in f32.
+    pub delta_flops: f64,
     /// Bytes per second that an operation reads and writes on the device. An operation takes the longer of the times
     /// for its products and its bytes (Williams et al. 2009, the roofline).
     pub memory: f64,
@@ -141,6 +143,9 @@ impl Times {
             Operation::GroupedMatmul(_) | Operation::GroupedGradient(_) => rates.grouped_flops,
             Operation::FlashAttention(_) => rates.attention_flops[0],
             Operation::FlashAttentionBackward(_) => rates.attention_flops[1],
+            Operation::GatedDelta(_)
+            | Operation::GatedDeltaBackward(_)
+            | Operation::CachedDelta(_) => rates.delta_flops,
             _ => rates.flops,
         };
         let least = (flops as f64 / rate).max(bytes as f64 / rates.memory);
@@ -296,6 +301,7 @@ mod tests {
         flops: 10.0,
         grouped_flops: 10.0,
         attention_flops: [10.0; 2],
+        delta_flops: 10.0,
         memory: 8.0,
         upload: 4.0,
         download: 2.0,

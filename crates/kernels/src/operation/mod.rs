@@ -20,6 +20,7 @@ mod check;
 mod contract;
 mod cross_entropy;
 mod declaration;
+mod delta_cache;
 mod dequantise;
 mod dropout;
 mod elementwise;
@@ -27,6 +28,7 @@ mod embedding;
 mod experts;
 mod flash;
 mod fp8;
+mod gated_delta;
 mod gelu;
 mod init;
 mod latent;
@@ -42,6 +44,7 @@ mod qkv;
 mod rms_norm;
 mod rotary;
 mod router;
+mod sigmoid_gate;
 mod sum_in_order;
 mod swiglu;
 
@@ -56,6 +59,7 @@ pub use by_columns::ByColumns;
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::{CrossEntropy, SoftCap};
+pub use delta_cache::{CachedConvolution, CachedDelta};
 pub use dequantise::{DequantiseBytes, DequantiseMxfp4, DequantiseNf4};
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutScale};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
@@ -66,6 +70,11 @@ pub use experts::{
 };
 pub use flash::{FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use fp8::{AbsMax, Quantise, QuantiseTransposed, ScaledMatmul, TransposeCodes};
+pub(crate) use gated_delta::TAPS_MAX;
+pub use gated_delta::{
+    DELTA_CHUNK, DeltaShape, GatedDelta, GatedDeltaBackward, GatedNorm, GatedNormBackward,
+    ShortConvolution, ShortConvolutionBackward,
+};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use latent::{ExpandKeys, ExpandKeysBackward, RotaryTail};
@@ -85,6 +94,7 @@ pub use router::{
     BalanceLoss, CountChoices, GroupByExpert, Route, RouteBackward, RouterGroups, RouterScore,
     RouterZLoss, Routing, StepRouterBias,
 };
+pub use sigmoid_gate::{SigmoidGate, SigmoidGateBackward};
 pub use sum_in_order::SumInOrder;
 pub use swiglu::{GateFunction, GatedActivation, GatedActivationBackward};
 
@@ -131,10 +141,12 @@ macro_rules! operations {
 operations! {
     "products": Matmul, Gram, ScaledMatmul, GroupedMatmul, GroupedGradient;
     "attention": Attention, AttentionBackward, FlashAttention, FlashAttentionBackward, StoreInCache, CachedAttention;
+    "gated delta rule": ShortConvolution, ShortConvolutionBackward, GatedDelta, GatedDeltaBackward, GatedNorm, GatedNormBackward,
+        CachedConvolution, CachedDelta;
     "norms": RmsNorm, RmsNormBackward, LayerNorm, LayerNormBackward;
     "rotary, split and join": Rotary, SplitQkv, JoinQkv, RotaryTail, ExpandKeys, ExpandKeysBackward;
     "activation functions": GatedActivation, GatedActivationBackward, WeighedGatedActivation,
-        WeighedGatedActivationBackward, Gelu, GeluBackward;
+        WeighedGatedActivationBackward, Gelu, GeluBackward, SigmoidGate, SigmoidGateBackward;
     "passes of FP8": AbsMax, Quantise, QuantiseTransposed, TransposeCodes;
     "widening of frozen codes": DequantiseBytes, DequantiseNf4, DequantiseMxfp4;
     "routing to experts": Route, RouteBackward, RouterZLoss, GroupByExpert, CountChoices, BalanceLoss, StepRouterBias, SumRows;

@@ -3,14 +3,14 @@
 use crate::case::{Cases, judge};
 use crate::device::computing;
 use crate::{
-    DTYPES, adamw, cross_entropy, elementwise, experts, grouped_products, latent, layer_norm,
-    rms_norm, swiglu,
+    DTYPES, adamw, cross_entropy, delta_cache, elementwise, experts, gated_delta, gated_norm,
+    grouped_products, latent, layer_norm, rms_norm, short_convolution, sigmoid_gate, swiglu,
 };
 use memory::DType;
 
 /// Operations that take any alignment, and of how many cases one is run: AdamW has many of each form and size, which alignment
 /// does not tell apart.
-const ANYWHERE: [(Cases, usize); 9] = [
+const ANYWHERE: [(Cases, usize); 14] = [
     (rms_norm::cases, 1),
     (layer_norm::cases, 1),
     (elementwise::cases, 1),
@@ -20,6 +20,11 @@ const ANYWHERE: [(Cases, usize); 9] = [
     (adamw::cases, 3),
     (experts::cases, 1),
     (grouped_products::cases, 1),
+    (short_convolution::cases, 1),
+    (gated_delta::cases, 1),
+    (gated_norm::cases, 1),
+    (delta_cache::cases, 1),
+    (sigmoid_gate::cases, 1),
 ];
 
 #[test]

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use kernels::{
-    CachedAttention, Dropout, GateFunction, MasterOperand, MomentOperand, Operation, Positions,
-    Positive, Route, RouterGroups, Routing, SplitQkv,
+    CachedAttention, CachedConvolution, Dropout, GateFunction, MasterOperand, MomentOperand,
+    Operation, Positions, Positive, Route, RouterGroups, Routing, SplitQkv,
 };
 use memory::{Element, In, Out};
 
@@ -50,6 +50,21 @@ fn with(dropout: Option<Dropout>, probability: f32) -> Option<Dropout> {
     })
 }
 
+/// Weights of a convolution with so many taps.
+fn taps(weight: In, taps: usize) -> In<'static> {
+    let columns = weight.dims()[0];
+    let weights = zeros::<f32>(columns * taps).into_in();
+    weights.reshape([columns, taps])
+}
+
+/// Asks for so many sequences, with as many taps.
+fn sequences(of: &mut CachedConvolution, count: usize, weight: In<'static>) {
+    let [columns, taps] = [0, 1].map(|dim| weight.dims()[dim]);
+    let kept = taps.saturating_sub(1);
+    (of.weight, of.lengths) = (weight, zeros::<i32>(count).into_in());
+    of.before = zeros::<f32>(count * kept * columns).reshape([count, kept, columns]);
+}
+
 /// Experts that a token is sent to; groups, those chosen, and those of a group whose choices are added up.
 type Routes = (usize, Option<[usize; 3]>);
 
@@ -84,6 +99,7 @@ fn widen_values(of: &mut CachedAttention) {
 pub fn contradictions() -> Vec<Contradiction> {
     let mut all = of_layers();
     all.extend(of_heads());
+    all.extend(of_deltas());
     all.extend(of_routers());
     all.extend(of_updates());
     all
@@ -187,6 +203,45 @@ fn of_heads() -> Vec<Contradiction> {
             contradiction!(Attention(of) => of.shape.cap = scale, "capped at a positive number"),
             contradiction!(FlashAttention(of) => of.shape.cap = scale, "capped at a positive number"),
             contradiction!(CachedAttention(of) => of.shape.cap = scale, "capped at a positive number"),
+        ]);
+    }
+    all
+}
+
+fn of_deltas() -> Vec<Contradiction> {
+    let (uneven, wide) = ("do not share 2 key heads evenly", "at most 128 columns");
+    let mut all = vec![
+        contradiction!(GatedDelta(of) => of.shape.value_dim = 0, "a size of 0"),
+        contradiction!(GatedDelta(of) => of.shape.value_heads += 1, uneven),
+        contradiction!(GatedDelta(of) => of.shape.key_dim = 129, wide),
+        contradiction!(GatedDeltaBackward(of) => of.shape.key_heads = 0, "a size of 0"),
+        contradiction!(GatedDeltaBackward(of) => of.shape.value_heads += 1, uneven),
+        contradiction!(GatedDeltaBackward(of) => of.shape.key_dim = 129, wide),
+        contradiction!(CachedDelta(of) => of.shape.seq = 0, "a size of 0"),
+        contradiction!(CachedDelta(of) => of.shape.value_heads += 1, uneven),
+        contradiction!(CachedDelta(of) => of.shape.key_dim = 129, wide),
+    ];
+    for count in [0, 3] {
+        let message = "not as many for each of";
+        all.push(contradiction!(CachedConvolution(of) => sequences(of, count, taps(of.weight, 4)), message));
+    }
+    for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        all.push(contradiction!(GatedNorm(of) => of.eps = eps, "`eps` is "));
+    }
+    for (count, message) in [(0, "not 0"), (9, "1 to 8 taps, not 9")] {
+        all.extend([
+            contradiction!(ShortConvolution(of) => of.weight = taps(of.weight, count), message),
+            contradiction!(CachedConvolution(of) => sequences(of, 1, taps(of.weight, count)), message),
+            contradiction!(ShortConvolutionBackward(of) => {
+                of.weight = taps(of.weight, count);
+                of.dweight = zeros::<f32>(of.weight.elements()).reshape([of.weight.dims()[0], count]);
+            }, message),
+        ]);
+    }
+    for (seq, message) in [(0, "sequences of 0"), (11, "whole sequences")] {
+        all.extend([
+            contradiction!(ShortConvolution(of) => (of.documents, of.seq) = (None, seq), message),
+            contradiction!(ShortConvolutionBackward(of) => (of.documents, of.seq) = (None, seq), message),
         ]);
     }
     all

@@ -87,10 +87,7 @@ impl Case for Copy {
             out: to.view_mut(out.view_mut()),
             x: from.view(x.view()),
         })?;
-        Ok(vec![match device.memory.is_shapes() {
-            true => before,
-            false => to.within(&device.take(&out)),
-        }])
+        Ok(vec![to.take(device, &out)])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -173,10 +170,7 @@ impl Case for Bias {
             dy: self.layout.view(dy.view()),
             init: self.start.init(&earlier),
         })?;
-        let out = match device.memory.is_shapes() {
-            true => self.tensors()[0].clone(),
-            false => self.layout.within(&device.take(&out)),
-        };
+        let out = self.layout.take(device, &out);
         let dbias = dbias.iter().flat_map(|part| device.take(part).bytes);
         let dbias = Host {
             bytes: dbias.collect(),

@@ -1,5 +1,6 @@
 //! How a matrix lies in memory.
 
+use crate::device::{Device, Tensor as OnDevice};
 use crate::host::Host;
 use candle_core::{Result, Tensor};
 use memory::{DType, In, Out};
@@ -67,11 +68,20 @@ impl Layout {
         x.columns(self.margin..columns - self.margin)
     }
 
+    /// The values of the matrix within such a tensor; all that lies there where nothing is computed.
+    pub fn take(self, device: &Device, x: &OnDevice) -> Host {
+        let x = device.take(x);
+        match device.memory.is_shapes() {
+            true => x,
+            false => self.within(&x),
+        }
+    }
+
     /// The values of the matrix within such a tensor.
     ///
     /// # Panics
     /// If something was written beyond it.
-    pub fn within(self, x: &Host) -> Host {
+    fn within(self, x: &Host) -> Host {
         let &[rows, columns] = x.dims.as_slice() else {
             panic!("{:?} has other dimensions than rows and columns", x.dims);
         };

@@ -15,6 +15,7 @@ mod case;
 mod compare;
 mod contradictions;
 mod cross_entropy;
+mod delta_cache;
 mod dequantise;
 mod determinism;
 mod device;
@@ -24,6 +25,8 @@ mod embedding;
 mod experts;
 mod flash_attention;
 mod fp8;
+mod gated_delta;
+mod gated_norm;
 mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -56,6 +59,8 @@ mod rms_norm;
 mod rotary;
 mod router;
 mod scaled_mm;
+mod short_convolution;
+mod sigmoid_gate;
 mod sinks;
 mod sum_in_order;
 mod swiglu;
@@ -85,6 +90,7 @@ suite![
     attention,
     cached_attention,
     cross_entropy,
+    delta_cache,
     dequantise,
     dropout,
     elementwise,
@@ -92,6 +98,8 @@ suite![
     experts,
     flash_attention,
     fp8,
+    gated_delta,
+    gated_norm,
     gelu,
     gram,
     grouped_products,
@@ -107,6 +115,8 @@ suite![
     rotary,
     router,
     scaled_mm,
+    short_convolution,
+    sigmoid_gate,
     sum_in_order,
     swiglu,
 ];

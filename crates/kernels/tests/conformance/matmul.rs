@@ -108,11 +108,7 @@ impl Case for Product {
             },
             init: self.start.init(&residual),
         })?;
-        let out = device.take(&out);
-        Ok(vec![match device.memory.is_shapes() {
-            true => initial,
-            false => self.out.within(&out),
-        }])
+        Ok(vec![self.out.take(device, &out)])
     }
 
     fn expected(&self) -> Vec<Expected> {

@@ -43,6 +43,8 @@ balance_loss: lengths[0]?
 bias_backward: dy gaps, dy type, dy[0], out type?
 bias_dropout_add: out type?, out[0]?, out[1]?
 cached_attention: k_cache[0]?, table[1]
+cached_convolution: x gaps
+cached_delta: a gaps, b gaps
 combine: out type
 copy: out gaps, out type, x gaps, x type
 count_choices: counts[0]?, counts[1], ids[0]?, ids[1]
@@ -58,6 +60,10 @@ expert_bias_gradient: dy type, dy[0], out type, weights rank
 factor_variance: sums[0]
 fill: out rank, out type, out[0]
 flash_attention_backward: dsinks type
+gated_delta: a gaps, b gaps
+gated_delta_backward: a gaps, b gaps, da gaps, da_log type, db gaps, ddt_bias type
+gated_norm: z gaps
+gated_norm_backward: dweight type, dz gaps, z gaps
 gelu: x type?
 gram: out type?, x gaps, x transposed, x type?, x[1]
 grouped_gradient: dy[0]?, out type?, rows[0]?
@@ -77,6 +83,8 @@ route: lengths[0]?
 route_backward: balance[0]?, dlogits type, lengths[0]?
 router_z_loss: lengths[0]?, logits[1]?
 scaled_matmul: a F8E4M3, a F8E5M2?, b F8E4M3, b F8E5M2?, init added, out type?
+short_convolution: weight[1]?, x gaps
+short_convolution_backward: dweight type, dx gaps, x gaps
 soft_cap: x rank, x type, x[0]
 split_qkv: table[1]?, table[2]?
 step_along: direction type, parameters type?

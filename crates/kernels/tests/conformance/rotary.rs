@@ -117,10 +117,7 @@ impl Case for Rotary {
                     inverse: *inverse,
                 })?;
             }
-            Ok(match device.memory.is_shapes() {
-                true => self.x(),
-                false => self.layout.within(&device.take(&x)),
-            })
+            Ok(self.layout.take(device, &x))
         };
         turns.into_iter().map(turned).collect()
     }

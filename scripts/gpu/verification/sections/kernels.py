@@ -12,20 +12,22 @@ IS_SPEED = True
 FAMILIES = {
     "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
     "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "grouped_matmul_sm90", "experts")),
+    "delta": (("gated_delta", "gated_delta_backward", "short_convolution", "short_convolution_backward", "gated_norm", "gated_norm_backward",
+               "cached_delta", "cached_convolution"), kernels("gated_delta", "delta_cache")),
     "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), (*kernels("matmul", "fp8"), *PRODUCTS)),
     "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
     "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),
     "rms_norm": (("rms_norm", "rms_norm_backward"), (*kernels("rms_norm"), *NORM_BACKWARD)),
     "codes": (("abs_max", "quantise", "quantise_transposed", "transpose_codes"), kernels("fp8")),
     "qkv": (("split_qkv", "join_qkv"), kernels("qkv", "rotary")),
-    "swiglu": (("swiglu", "swiglu_backward", "weighed_swiglu", "weighed_swiglu_backward"), kernels("swiglu", "experts")),
+    "swiglu": (("swiglu", "swiglu_backward", "weighed_swiglu", "weighed_swiglu_backward", "sigmoid_gate", "sigmoid_gate_backward"), kernels("swiglu", "experts", "sigmoid_gate")),
     "routes": (("route", "route_backward", "group_by_expert", "sum_rows"), kernels("router", "experts")),
     "updates": (("variance_sums", "update_squares", "adafactor_step", "gram", "momentum"), kernels("adafactor", "muon")),
     "passes": (("dequantise_nf4", "embedding", "embedding_backward", "norm_grains", "copy", "copy.to_f32"), kernels("dequantise", "embedding", "norm", "elementwise")),
 }
 # All peers are timed by one process, after ours: to start PyTorch takes longer than most kernels' times.
 PEERS = "peers"
-CASES = {**dict.fromkeys(FAMILIES, 7), "attention": 16, "grouped": 14, "products": 14, PEERS: 45}
+CASES = {**dict.fromkeys(FAMILIES, 7), "attention": 16, "grouped": 14, "delta": 14, "products": 14, PEERS: 45}
 COLUMNS = ("kernel", "model", "shape", "by", "us", "least us", "TFLOP/s", "GB/s", "copies, GB/s", "SM clock, MHz", "watts", "registers", "blocks an SM", "ours is faster by")
 
 

@@ -23,7 +23,7 @@ STEPS = {"racecheck, a step in FP8": ("racecheck", "flash", IN_FP8), "racecheck,
          "memcheck, a step in bf16": ("memcheck", "flash", ("--dtype", "bf16")), "synccheck, a step in FP8": ("synccheck", "flash", IN_FP8)}
 # Tests of the conformance suite under memcheck, those that it has not seen first. Tensors have blocks of their own there, so that an access to
 # the first byte behind one is found.
-GROUPS = [("fp8", "scaled_mm", "dequantise"), ("latent", "router", "muon", "gram", "adafactor"),
+GROUPS = [("fp8", "scaled_mm", "dequantise"), ("gated_delta", "short_convolution", "gated_norm", "delta_cache", "sigmoid_gate"), ("latent", "router", "muon", "gram", "adafactor"),
           ("rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"),
           ("layer_norm", "gelu", "positions", "preference", "dropout"), ("adamw", "matmul", "grouped_products"), ("attention",), ("flash_attention",)]
 TESTS = {f"memcheck, {', '.join(names)}": names for names in GROUPS}

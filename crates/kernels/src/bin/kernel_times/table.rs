@@ -48,6 +48,19 @@ fn scales<'a>(o: &'a CaseTensors) -> [memory::In<'a>; 2] {
     [0, 1].map(|_| o.full(F32, [1], 1.0))
 }
 
+/// The layer of the gated delta rule that a model would have with a state for each head of queries.
+fn delta(m: &ModelShapes) -> DeltaShape {
+    let ([batch, seq], [value_heads, key_heads]) = (m.batch, m.heads);
+    DeltaShape { batch, seq, key_heads, value_heads, key_dim: m.head_dim, value_dim: m.head_dim }
+}
+
+/// What such a layer's rule gets: `mixed`, `b`, `a`, `a_log`, `dt_bias`.
+fn of_delta<'a>(shape: DeltaShape, o: &'a CaseTensors) -> [memory::In<'a>; 5] {
+    let gates = [0, 1].map(|_| o.input(BF16, shape.gates()));
+    let of_heads = [0, 1].map(|_| o.input(F32, [shape.value_heads]));
+    [o.input(BF16, shape.mixed()), gates[0], gates[1], of_heads[0], of_heads[1]]
+}
+
 /// The factors of a variance of gate and up, and their shape.
 fn factored<'a>(m: &ModelShapes, o: &'a CaseTensors) -> (VarianceOperand<'a>, MatricesShape) {
     let [matrices, rows, columns] = m.gate_up();
@@ -112,6 +125,66 @@ pub const TABLE: &[(&str, Build)] = &[
             out: o.changed(F32, [e, n, k]), scratch: o.out(F32, [0]), dy: ExpertRows::in_order(o.input(BF16, [r, n])), rows,
             offsets: o.grouped(m, 1)?, of_experts: e, init: Init::Accumulate,
         })
+    }),
+    ("gated_delta", |m, o| {
+        let shape = delta(m);
+        let [mixed, b, a, a_log, dt_bias] = of_delta(shape, o);
+        some(GatedDelta {
+            out: Some(o.out(BF16, shape.values())), states: Some(o.out(F32, shape.states())), scratch: o.out(F32, [GatedDelta::scratch_elements(Target::Cuda, shape)]),
+            mixed, b, a, a_log, dt_bias, shape, documents: None,
+        })
+    }),
+    ("gated_delta_backward", |m, o| {
+        let shape = delta(m);
+        let [mixed, b, a, a_log, dt_bias] = of_delta(shape, o);
+        let [db, da] = [0, 1].map(|_| o.out(BF16, shape.gates()));
+        let [da_log, ddt_bias] = [0, 1].map(|_| o.changed(F32, [shape.value_heads]));
+        some(GatedDeltaBackward {
+            dmixed: o.out(BF16, shape.mixed()), db, da, da_log, da_log_init: Init::Accumulate, ddt_bias, ddt_bias_init: Init::Accumulate,
+            scratch: o.out(F32, [GatedDeltaBackward::scratch_elements(Target::Cuda, shape)]),
+            dout: o.input(BF16, shape.values()), states: o.input(F32, shape.states()), mixed, b, a, a_log, dt_bias, shape, documents: None,
+        })
+    }),
+    ("short_convolution", |m, o| {
+        let x = o.input(BF16, delta(m).mixed());
+        some(ShortConvolution { out: o.out(BF16, dims(&x)), x, weight: o.input(BF16, [x.dims()[1], 4]), seq: m.batch[1], documents: None })
+    }),
+    ("short_convolution_backward", |m, o| {
+        let x = o.input(BF16, delta(m).mixed());
+        let taps = [x.dims()[1], 4];
+        some(ShortConvolutionBackward {
+            dx: o.out(BF16, dims(&x)), dweight: o.changed(F32, taps), init: Init::Accumulate, dout: o.input(BF16, dims(&x)), x, weight: o.input(BF16, taps), seq: m.batch[1], documents: None,
+        })
+    }),
+    ("gated_norm", |m, o| {
+        let [x, z] = [0, 1].map(|_| o.input(BF16, delta(m).values()));
+        some(GatedNorm { y: Some(o.out(BF16, dims(&x))), rstd: Some(o.out(F32, delta(m).gates())), x, z, weight: o.input(BF16, [m.head_dim]), eps: 1e-6 })
+    }),
+    ("gated_norm_backward", |m, o| {
+        let [x, z, dy] = [0, 1, 2].map(|_| o.input(BF16, delta(m).values()));
+        let [dx, dz] = [0, 1].map(|_| o.out(BF16, dims(&x)));
+        some(GatedNormBackward { dx, dz, dweight: o.changed(F32, [m.head_dim]), init: Init::Accumulate, dy, x, z, weight: o.input(BF16, [m.head_dim]), rstd: o.full(F32, delta(m).gates(), 1.7) })
+    }),
+    // A token for each of 32 sequences.
+    ("cached_delta", |m, o| {
+        let shape = DeltaShape { batch: 32, seq: 1, ..delta(m) };
+        let [mixed, b, a, a_log, dt_bias] = of_delta(shape, o);
+        let states = o.changed(F32, [shape.batch, shape.value_heads, shape.key_dim, shape.value_dim]);
+        some(CachedDelta { out: o.out(BF16, shape.values()), states, mixed, b, a, a_log, dt_bias, lengths: o.ids([shape.batch], 4096), shape })
+    }),
+    ("cached_convolution", |m, o| {
+        let x = o.input(BF16, DeltaShape { batch: 32, seq: 1, ..delta(m) }.mixed());
+        let [batch, width] = [0, 1].map(|dim| x.dims()[dim]);
+        some(CachedConvolution { out: o.out(BF16, dims(&x)), before: o.changed(BF16, [batch, 3, width]), x, weight: o.input(BF16, [width, 4]), lengths: o.ids([batch], 4096) })
+    }),
+    ("sigmoid_gate", |m, o| {
+        let [x, gate] = [0, 1].map(|_| o.input(BF16, [m.tokens(), m.qkv_widths()[0]]));
+        some(SigmoidGate { out: o.out(BF16, dims(&x)), x, gate })
+    }),
+    ("sigmoid_gate_backward", |m, o| {
+        let [x, gate, dout] = [0, 1, 2].map(|_| o.input(BF16, [m.tokens(), m.qkv_widths()[0]]));
+        let [dx, dgate] = [0, 1].map(|_| o.out(BF16, dims(&x)));
+        some(SigmoidGateBackward { dx, dgate, dout, x, gate })
     }),
     ("matmul", |m, o| {
         let [t, k, n] = linear(m);

@@ -262,6 +262,7 @@ fn exchanges_take_time_on_paper() {
         flops: 1.0,
         grouped_flops: 1.0,
         attention_flops: [1.0; 2],
+        delta_flops: 1.0,
         memory: 1.0,
         upload: 1.0,
         download: 1.0,
