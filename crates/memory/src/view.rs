@@ -343,6 +343,17 @@ impl<'a> Out<'a> {
         (first.rows(0..row), self.rows(row..rows))
     }
 
+    /// Splits a view of rows and columns before `column`.
+    pub fn split_at_column(self, column: usize) -> (Out<'a>, Out<'a>) {
+        let columns = self.dims[1];
+        // As in `Out::split_at`.
+        let first = Out {
+            lifetime: PhantomData,
+            ..self
+        };
+        (first.columns(0..column), self.columns(column..columns))
+    }
+
     /// Several ranges of rows, in ascending order, without overlap.
     pub fn disjoint_rows(self, ranges: &[Range<usize>]) -> Vec<Out<'a>> {
         let (mut rest, mut first) = (Some(self), 0);

@@ -2,6 +2,7 @@
 
 use crate::Label;
 use crate::label::fnv;
+use kernels::operation::DELTA_CHUNK;
 use memory::{DType, Dims};
 use std::ops::Range;
 
@@ -123,6 +124,8 @@ pub enum Dimension {
     Seq,
     /// This many for each token of a sequence.
     SeqTimes(usize),
+    /// Chunks of the gated delta rule, of all sequences of the micro-batch.
+    Chunks,
     /// The same for every micro-batch.
     Fixed(usize),
 }
@@ -218,6 +221,7 @@ impl Extent {
             Dimension::Rows => rows as f64,
             Dimension::Seq => seq as f64,
             Dimension::SeqTimes(count) => seq as f64 * count as f64,
+            Dimension::Chunks => rows as f64 * seq.div_ceil(DELTA_CHUNK) as f64,
             Dimension::Fixed(size) => size as f64,
         };
         self.sizes.iter().map(size).product()
@@ -231,6 +235,7 @@ impl Extent {
             Dimension::Rows => batch.rows,
             Dimension::Seq => batch.seq,
             Dimension::SeqTimes(count) => batch.seq * count,
+            Dimension::Chunks => batch.rows * batch.seq.div_ceil(DELTA_CHUNK),
             Dimension::Fixed(size) => size,
         };
         let sizes = self.sizes.each_ref().map(size);

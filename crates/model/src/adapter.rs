@@ -1,6 +1,6 @@
 //! The factors of low rank that a linear layer adds to its weights ([`crate::Lora`]), forward and backward.
 
-use crate::linear::weight_gradient;
+use crate::linear::{LinearPart, weight_gradient};
 use crate::lora::{LinearModule, LoraInit};
 use crate::matrix::{WeightMatrix, product};
 use crate::parameters::{Initial, ParameterId, PartParameters};
@@ -80,13 +80,14 @@ impl Adapter {
     /// before the factors `B`, so that they lie together.
     pub(crate) fn declare(
         own: &mut PartParameters,
-        weights: &[(&str, usize)],
+        weights: &[LinearPart],
         inputs: usize,
     ) -> Option<Adapter> {
         let (lora, layer) = own.lora()?;
         let mut targets = Vec::new();
         let (mut rank, mut output) = (0, 0);
-        for (name, outputs) in weights.iter().copied() {
+        for weight in weights.iter().copied() {
+            let LinearPart { name, outputs, .. } = weight;
             let module = own.module(name);
             let size = lora.of(&module, layer);
             let site = DropoutSite {
@@ -109,14 +110,15 @@ impl Adapter {
                 let ranks = rank..usize::saturating_add(rank, size.rank);
                 let outputs = output..output + outputs;
                 rank = ranks.end;
-                targets.push((name, a, size.scale, ranks, outputs, site));
+                targets.push((weight, a, size.scale, ranks, outputs, site));
             }
             output += outputs;
         }
         let parts = targets.into_iter();
-        let parts = parts.map(|(name, a, scale, ranks, outputs, site)| {
+        let parts = parts.map(|(weight, a, scale, ranks, outputs, site)| {
             let shape = [outputs.len(), ranks.len()];
-            let b = own.factor(&format!("{name}.lora_B.weight"), shape, Initial::Zero);
+            let name = format!("{}.lora_B.weight", weight.name);
+            let b = own.by_head(weight.by_head).factor_of_outputs(&name, shape);
             Part {
                 a,
                 b,
@@ -128,7 +130,7 @@ impl Adapter {
         });
         let parts: Vec<Part> = parts.collect();
         (!parts.is_empty()).then(|| Adapter {
-            kept: kept(weights[0].0),
+            kept: kept(weights[0].name),
             parts,
             inputs,
         })

@@ -159,24 +159,18 @@ impl Architecture {
         embedding.chain(of_blocks).collect()
     }
 
-    /// The columns that a cache keeps of each token in each layer.
+    /// What a cache keeps in each layer.
     ///
     /// # Panics
-    /// If a layer has no attention, or keeps more or less than another.
+    /// If a layer mixes no tokens.
     pub fn cache_shape(&self) -> CacheShape {
         let of_block = |block: &Block| {
             let mut stages = block.stages.iter();
-            stages.find_map(|declared| declared.stage.cache_widths())
+            let kept = stages.find_map(|declared| declared.stage.cache_shape());
+            kept.expect("a cache is for layers that mix tokens")
         };
-        let widths = of_block(&self.blocks[0]).expect("a cache is for attention");
-        let mut blocks = self.blocks.iter();
-        assert!(
-            blocks.all(|block| of_block(block) == Some(widths)),
-            "keys and values of all layers are as wide"
-        );
         CacheShape {
-            layers: self.blocks.len(),
-            widths,
+            layers: self.blocks.iter().map(of_block).collect(),
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::stages::{Rotary, Temperature};
 use crate::{
-    ActivationFunction, CacheWidths, ExpertsConfig, LatentConfig, ModelConfig, NormPlacement,
-    QkNormExtent, RopeScaling,
+    ActivationFunction, CacheWidths, DeltaConfig, ExpertsConfig, LatentConfig, ModelConfig,
+    NormPlacement, QkNormExtent, RopeScaling,
 };
 use kernels::operation::GateFunction;
 use kernels::{AttentionShape, Positive};
@@ -12,8 +12,10 @@ use std::rc::Rc;
 /// The parts of a block. Blocks of one model may differ in everything but the width of the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// Its attention.
+    /// Its attention, where it has no delta rule.
     pub attention: AttentionSpec,
+    /// Its gated delta rule, in place of attention.
+    pub delta: Option<DeltaConfig>,
     /// Its feed-forward layer, where it has no experts.
     pub feed_forward: FeedForwardSpec,
     /// The function of gate and up, in that layer and in experts; none: that layer has no gate, and GELU.
@@ -43,6 +45,8 @@ pub struct AttentionSpec {
     pub cap: Option<f32>,
     /// Every head has a learned score that joins its softmax and has no value.
     pub has_sinks: bool,
+    /// Its output is multiplied by the sigmoid of a gate, whose columns stand beside those of each head of queries.
+    pub has_gate: bool,
     /// The most keys that a query sees, its own included; none: its own and all before it.
     pub window: Option<usize>,
     /// Extent of the norms of queries and keys; none if they have no norms.
@@ -74,6 +78,11 @@ impl AttentionSpec {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.heads * self.qk_head_dim
+    }
+
+    /// Outputs of the projection of queries, which also makes their gates.
+    pub fn q_outputs(&self) -> usize {
+        self.q_width() * (1 + usize::from(self.has_gate))
     }
 
     /// Width of all key heads together, and of all value heads.
@@ -137,6 +146,7 @@ impl ModelConfig {
                 self.window(layer),
                 self.turns(layer),
                 self.has_experts(layer),
+                self.has_delta(layer),
             );
             let known = distinct.iter().find(|(other, _)| *other == kind);
             known.map(|(_, spec)| spec.clone()).unwrap_or_else(|| {
@@ -158,6 +168,7 @@ impl ModelConfig {
     pub fn block(&self, layer: usize) -> BlockSpec {
         BlockSpec {
             attention: self.attention(layer),
+            delta: self.delta.clone().filter(|_| self.has_delta(layer)),
             feed_forward: FeedForwardSpec {
                 width: self.ffn,
                 bias: self.mlp_bias || self.biases,
@@ -219,6 +230,7 @@ impl ModelConfig {
             },
             cap: self.attn_logit_softcapping.map(|cap| cap as f32),
             has_sinks: self.attention_sinks,
+            has_gate: self.attention_gate,
             window: self.window(layer),
             qk_norm: self.qk_norm.then_some(self.qk_norm_over),
             rotary: self.rotary(layer),

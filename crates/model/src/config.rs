@@ -2,7 +2,9 @@
 
 use crate::config_error::{MOST_LAYERS, ModelConfigError};
 use crate::features::{ActivationFunction, NormKind, NormPlacement, PositionKind, QkNormExtent};
-use crate::{ExpertsConfig, Family, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses};
+use crate::{
+    DeltaConfig, ExpertsConfig, Family, LatentConfig, RopeScaling, RouterAuxKind, RouterLosses,
+};
 use serde::{Deserialize, Serialize};
 
 /// The shape and the features of a decoder-only transformer.
@@ -127,6 +129,9 @@ pub struct ModelConfig {
     /// Every head has a learned score that joins its softmax and has no value (gpt-oss).
     #[serde(default)]
     pub attention_sinks: bool,
+    /// Attention's output is multiplied by the sigmoid of a gate, which the projection of queries makes beside them (Qwen3-Next).
+    #[serde(default)]
+    pub attention_gate: bool,
     /// Logits are divided by this.
     #[serde(default = "one")]
     pub logits_scaling: f64,
@@ -148,6 +153,9 @@ pub struct ModelConfig {
     /// Latent attention; absent: queries, keys and values have a projection each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentConfig>,
+    /// The gated delta rule in place of attention in some layers; absent: all layers have attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<DeltaConfig>,
 }
 
 fn default_norm_eps() -> f64 {
@@ -221,6 +229,7 @@ impl ModelConfig {
         attn_logit_softcapping: None,
         final_logit_softcapping: None,
         attention_sinks: false,
+        attention_gate: false,
         logits_scaling: 1.0,
         init_std: 0.02,
         router_aux: 0.0,
@@ -228,7 +237,14 @@ impl ModelConfig {
         router_z_loss: 0.0,
         experts: None,
         latent: None,
+        delta: None,
     };
+
+    /// Whether a layer has the gated delta rule in place of attention.
+    pub fn has_delta(&self, layer: usize) -> bool {
+        let delta = self.delta.as_ref();
+        delta.is_some_and(|delta| !delta.attention_layers.contains(&layer))
+    }
 
     /// Whether a layer's queries and keys are turned by the rotary embedding.
     pub fn turns(&self, layer: usize) -> bool {
@@ -263,6 +279,10 @@ impl ModelConfig {
             let checked = latent.check(self.head_dim);
             checked.map_err(ModelConfigError::Latent)?;
         }
+        if let Some(delta) = &self.delta {
+            let checked = delta.check(self.layers);
+            checked.map_err(ModelConfigError::Delta)?;
+        }
         self.check_blocks()
     }
 
@@ -276,32 +296,52 @@ impl ModelConfig {
         let is_rotary = self.positions == PositionKind::Rotary;
         let has_no_gate = self.activation == ActivationFunction::GeluTanh;
         const GATED: &str = "swiglu, or another with a gate";
+        const ABSENT: &str = "nothing, in a file without it";
         let after_rms = [("activation", has_no_gate, GATED)];
-        let mixture = [
+        let with_experts = [
             ("activation", has_no_gate, GATED),
             ("norm_placement", behind, "before"),
             ("residual_multiplier", self.residual_multiplier != 1.0, "1"),
         ];
-        let of_latents = [
+        let with_latents = [
             ("norm_placement", behind, "before"),
             ("attention_sinks", self.attention_sinks, "false"),
             (
                 "attention_multiplier",
                 self.attention_multiplier.is_some(),
-                "nothing, in a file without it",
+                ABSENT,
             ),
             ("no_rope_layers", !self.no_rope_layers.is_empty(), "[]"),
             ("rotary_share", self.rotary_share != 1.0, "1"),
             ("kv_heads", self.kv_heads != self.heads, "model.heads"),
             ("positions", !is_rotary, "rotary"),
         ];
-        let mixture = mixture.into_iter().filter(|_| experts);
-        let of_latents = of_latents.into_iter().filter(|_| latent);
-        let after_rms = after_rms.into_iter().filter(|_| self.norm == NormKind::Rms);
-        let mixture = mixture.map(|rule| ("experts", rule));
-        let of_latents = of_latents.map(|rule| ("latent", rule));
-        let after_rms = after_rms.map(|rule| ("norm = \"rms\"", rule));
-        let mut refused = mixture.chain(of_latents).chain(after_rms);
+        let with_gates = [
+            ("qk_norm", !self.qk_norm, "true"),
+            ("fused_projections", self.fused_projections, "false"),
+            ("latent", latent, ABSENT),
+            ("norm_placement", behind, "before"),
+        ];
+        let with_delta = [
+            ("latent", latent, ABSENT),
+            ("norm_placement", behind, "before"),
+            ("sliding_window", self.sliding_window.is_some(), ABSENT),
+            ("positions", !is_rotary, "rotary"),
+            ("norm", self.norm == NormKind::Layer, "rms"),
+        ];
+        let is_rms = self.norm == NormKind::Rms;
+        let tables: [(&str, bool, &[_]); 5] = [
+            ("experts", experts, &with_experts),
+            ("latent", latent, &with_latents),
+            ("norm = \"rms\"", is_rms, &after_rms),
+            ("attention_gate", self.attention_gate, &with_gates),
+            ("delta", self.delta.is_some(), &with_delta),
+        ];
+        let tables = tables.into_iter().filter(|(_, applies, _)| *applies);
+        let mut refused = tables.flat_map(|(beside, _, rules)| {
+            let rules = rules.iter();
+            rules.map(move |rule| (beside, *rule))
+        });
         match refused.find(|(_, (_, is_there, _))| *is_there) {
             Some((beside, (key, _, instead))) => Err(ModelConfigError::NotBeside {
                 key,

@@ -97,6 +97,9 @@ pub enum ModelConfigError {
     /// Latent attention does not fit together.
     #[error("model.latent: {0}")]
     Latent(String),
+    /// The gated delta rule does not fit together.
+    #[error("model.delta: {0}")]
+    Delta(String),
     /// A feature that blocks beside another lack.
     #[error("model.{key} does not go with model.{beside}: set it to {instead}")]
     NotBeside {

@@ -213,6 +213,10 @@ impl Iterator for InitialValues {
                 let share: f32 = StandardUniform.sample(&mut self.random);
                 (2.0 * share - 1.0) * bound
             }
+            Initial::LogUniform([least, most]) => {
+                let share: f32 = StandardUniform.sample(&mut self.random);
+                (least + share * (most - least)).ln()
+            }
         })
     }
 }
@@ -250,6 +254,10 @@ mod tests {
         assert!((-0.25..-0.2499).contains(&least) && (0.2499..0.25).contains(&most));
         assert!(mean.abs() < 3e-3, "{mean}");
         assert_eq!(values(Initial::NormalOf(0.02), 20_000, 3, 7), drawn);
+        let decays = values(Initial::LogUniform([1.0, 4.0]), 20_000, 3, 7);
+        let mean = decays.iter().map(|value| value.exp()).sum::<f32>() / n;
+        assert!(decays.iter().all(|value| (0.0..=4f32.ln()).contains(value)));
+        assert!((mean - 2.5).abs() < 0.02, "{mean}");
         assert_eq!(values(Initial::One, 2, 0, 7), [1.0, 1.0]);
         assert_eq!(values(Initial::Zero, 2, 0, 7), [0.0, 0.0]);
     }

@@ -34,6 +34,9 @@ impl Label {
     pub const CORE_ATTN: Label = Label::new("core_attn");
     /// Attention's output, the input of its projection. Only `full` drops it.
     pub const ATTN_VALUE: Label = Label::new("attn_value").dropped_by_full_alone();
+    /// The input of the output projection behind a gate: the gated norm of delta layers, and attention's output times the sigmoid of
+    /// its gate.
+    pub const GDN_NORM_OUT: Label = Label::new("gdn_norm_out");
     /// The residual stream between attention and feed-forward.
     pub const ATTN_OUT: Label = Label::new("attn_out").of_residual_stream();
     /// What the feed-forward layer's first products write, and the output of its activation function.
@@ -105,15 +108,16 @@ impl Label {
     }
 }
 
-/// The labels of blocks of which some have experts, with those of what attention reads, and last that of adapters.
+/// The labels of blocks of which some have experts, with those of what attention reads and of what follows it, and last that of adapters.
 macro_rules! with_experts {
-    ($($projected:ident),+) => {
+    ([$($projected:ident),+] [$($gated:ident)?]) => {
         &[
             Label::BLOCK_INPUT,
             Label::LAYERNORM,
             $(Label::$projected,)+
             Label::CORE_ATTN,
             Label::ATTN_VALUE,
+            $(Label::$gated,)?
             Label::ATTN_OUT,
             Label::MLP,
             Label::MLP_ACT,
@@ -152,9 +156,22 @@ const NORMS_BEHIND: &[Label] = &[
     Label::MLP_ACT,
     Label::LORA,
 ];
-const EXPERTS: &[Label] = with_experts!(QKV);
-const LATENT: &[Label] = with_experts!(MLA_LATENT, MLA_UP_PROJ);
-const TABLES: [&[Label]; 4] = [DENSE, NORMS_BEHIND, EXPERTS, LATENT];
+const DELTA: &[Label] = &[
+    Label::BLOCK_INPUT,
+    Label::LAYERNORM,
+    Label::QKV,
+    Label::CORE_ATTN,
+    Label::ATTN_VALUE,
+    Label::GDN_NORM_OUT,
+    Label::ATTN_OUT,
+    Label::MLP,
+    Label::MLP_ACT,
+    Label::LORA,
+];
+const EXPERTS: &[Label] = with_experts!([QKV] []);
+const LATENT: &[Label] = with_experts!([MLA_LATENT, MLA_UP_PROJ] []);
+const DELTA_EXPERTS: &[Label] = with_experts!([QKV][GDN_NORM_OUT]);
+const TABLES: [&[Label]; 6] = [DENSE, NORMS_BEHIND, DELTA, EXPERTS, LATENT, DELTA_EXPERTS];
 
 /// The labels of an architecture, in forward order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +186,12 @@ impl Labels {
 
     /// The same, with norms behind them.
     pub const NORMS_BEHIND: Labels = Labels::without_lora(NORMS_BEHIND);
+
+    /// The labels of models of which some layers have the gated delta rule, or whose attention has a gate.
+    pub const DELTA: Labels = Labels::without_lora(DELTA);
+
+    /// The same, where some layers have experts.
+    pub const DELTA_EXPERTS: Labels = Labels::without_lora(DELTA_EXPERTS);
 
     /// The labels of models of which some layers have experts.
     pub const EXPERTS: Labels = Labels::without_lora(EXPERTS);

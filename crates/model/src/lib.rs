@@ -22,6 +22,7 @@ mod block_spec;
 mod config;
 mod config_error;
 mod deferred_gradients;
+mod delta_config;
 mod error;
 mod expert_adapter;
 mod expert_groups;
@@ -77,6 +78,7 @@ pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::ModelConfig;
 pub use config_error::ModelConfigError;
 pub use deferred_gradients::DeferredGradients;
+pub use delta_config::DeltaConfig;
 pub use error::{ModelError, Result};
 pub use experts_config::{ExpertsConfig, LatentConfig, RouterAuxKind, ScoreKind};
 pub use features::{ActivationFunction, NormKind, NormPlacement, PositionKind, QkNormExtent};
@@ -89,7 +91,10 @@ pub use hugging_face::{
     import_adapter, loading_bytes, saving_bytes, sources_of_files, write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
-pub use kv_cache::{CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache};
+pub use kv_cache::{
+    CacheShape, CacheWidths, CachedSequences, KvCache, LayerCache, LayerCacheShape, LayerState,
+    StateShape,
+};
 pub use label::{Label, Labels};
 pub use linear::Linear;
 pub use lora::{AdapterTarget, LinearModule, Lora, LoraInit, LoraPatternError, ModulePattern};
@@ -109,4 +114,6 @@ pub use saved::{HeldBlocks, SavedActivations};
 pub use sharing::SharingRanks;
 pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;
-pub use stored::{ExpertFiles, FileTensor, Stored, Transposition, TurnedAxis};
+pub use stored::{
+    ExpertFiles, FileTensor, HeadParts, MatrixOrder, Stored, Transposition, TurnedAxis,
+};

@@ -9,7 +9,7 @@ use crate::adapter::{Adapter, OutputColumns};
 use crate::fp8::{Fp8Layer, Fp8Products};
 use crate::matrix::{WeightMatrix, matrix};
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::{Activation, DropoutSite, Extent, Pass, Result};
+use crate::{Activation, DropoutSite, Extent, HeadParts, Pass, Result};
 use kernels::operation::{AddBias, BiasBackward, ByColumns, Copy, Matmul};
 use kernels::{Init, Kernels};
 use memory::{Buffer, Category, DType, In, Out};
@@ -33,6 +33,27 @@ pub struct Linear {
     fp8: Option<(Fp8Layer, Arc<Fp8Products>)>,
 }
 
+/// One of the weights of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearPart<'n> {
+    /// The name of its module.
+    pub name: &'n str,
+    /// Its outputs.
+    pub outputs: usize,
+    /// The parts of heads, where files have its outputs by head.
+    pub by_head: Option<HeadParts>,
+}
+
+impl<'n> From<(&'n str, usize)> for LinearPart<'n> {
+    fn from((name, outputs): (&'n str, usize)) -> LinearPart<'n> {
+        LinearPart {
+            name,
+            outputs,
+            by_head: None,
+        }
+    }
+}
+
 impl Linear {
     /// Declares the parameters `name.weight [outputs, inputs]` and, with a bias, `name.bias [outputs]`.
     pub fn declare(
@@ -48,7 +69,7 @@ impl Linear {
     /// side by side.
     pub fn declare_together<'n>(
         parameters: &mut PartParameters,
-        parts: impl IntoIterator<Item = (&'n str, usize)>,
+        parts: impl IntoIterator<Item = impl Into<LinearPart<'n>>>,
         inputs: usize,
         has_bias: bool,
     ) -> Linear {
@@ -60,9 +81,11 @@ impl Linear {
             adapter: None,
             fp8: None,
         };
-        let parts: Vec<(&str, usize)> = parts.into_iter().collect();
-        for (name, outputs) in parts.iter().copied() {
-            let weight = parameters.linear(&format!("{name}.weight"), [outputs, inputs]);
+        let parts: Vec<LinearPart> = parts.into_iter().map(Into::into).collect();
+        for part in &parts {
+            let LinearPart { name, outputs, .. } = *part;
+            let mut own = parameters.by_head(part.by_head);
+            let weight = own.linear(&format!("{name}.weight"), [outputs, inputs]);
             all.weights.push(weight);
             all.outputs.push(outputs);
             if has_bias {

@@ -3,7 +3,7 @@
 use crate::fp8::{Fp8Layer, Fp8Operand, Fp8Products, Fp8Site};
 use crate::label::fnv;
 use crate::lora::{LinearModule, Lora};
-use crate::stored::{FileTensor, Stored, Transposition, parts};
+use crate::stored::{FileTensor, HeadParts, Stored, Transposition, parts};
 use crate::{Labels, NamePatterns};
 use memory::{Codes, Cover, DType, Layer, Layout, LayoutBuilder, Role};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub enum Initial {
     NormalOf(f32),
     /// Evenly distributed values between this and its negative.
     Uniform(f32),
+    /// The logarithms of values that are evenly distributed between these.
+    LogUniform([f32; 2]),
     /// Ones.
     One,
     /// Zeros.
@@ -409,6 +411,15 @@ impl PartParameters<'_> {
         self.factor_stored(name, (&shape, Stored::AsUsed), initial)
     }
 
+    /// A factor B of zeros, whose outputs files order as those of the matrix.
+    pub(crate) fn factor_of_outputs(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
+        let stored = match self.stored {
+            Stored::ByHead(_) => self.stored,
+            _ => Stored::AsUsed,
+        };
+        self.factor_stored(name, (&shape, stored), Initial::Zero)
+    }
+
     /// A factor of the adapters of several experts, with three sizes.
     pub(crate) fn factor_of_experts(
         &mut self,
@@ -448,6 +459,22 @@ impl PartParameters<'_> {
             dtype: Some(dtype),
             ..self.again()
         }
+    }
+
+    /// The same part, for matrices whose outputs files have by head, if there are parts of heads.
+    pub(crate) fn by_head(&mut self, parts: Option<HeadParts>) -> PartParameters<'_> {
+        let own = self.again();
+        match parts {
+            Some(parts) => own.stored(Stored::ByHead(parts)),
+            None => own,
+        }
+    }
+
+    /// The weights `[channels, taps]` of a convolution of each channel. They are no matrix that products use, so they never become
+    /// codes, and no adapter is on them.
+    pub fn convolution(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
+        let mut own = self.again().stored(Stored::Convolution);
+        own.declare(name, &shape, Initial::Normal)
     }
 
     /// A matrix `[outputs, inputs]` of normal values.

@@ -6,8 +6,8 @@ use crate::stage::Declared;
 use crate::stages::Rotary;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
-    LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result, SavedActivations,
-    StepLoss,
+    LayerState, LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result,
+    SavedActivations, StepLoss,
 };
 use kernels::operation::{ByColumns, Sum};
 use kernels::{Dropout, Init, Kernels};
@@ -130,17 +130,28 @@ impl<'a> Pass<'a> {
         self.step_loss().preferences
     }
 
-    /// The keys and values of earlier tokens, with room for those of these tokens; none if all tokens of a sequence
-    /// pass at once.
-    pub fn cache(&mut self) -> Option<LayerCache<'_>> {
+    /// Whether a cache has what layers keep of earlier tokens; if not, all tokens of a sequence pass at once.
+    pub fn has_cache(&self) -> bool {
+        matches!(self.work.purpose, Purpose::Inference(Some(_)))
+    }
+
+    /// What the cache has of earlier tokens for the gated delta rule of the running stage's layer, beside parameters.
+    pub(crate) fn state_and_parameters<const N: usize>(
+        &mut self,
+        ids: [ParameterId; N],
+    ) -> Option<(LayerState<'_>, [In<'_>; N])> {
+        let indices = ids.map(|id| self.index(id));
         let layer = self.running.at.layer;
         match &mut self.work.purpose {
-            Purpose::Inference(Some(cached)) => Some(cached.of_layer(layer)),
+            Purpose::Inference(Some(cached)) => {
+                let parameters = indices.map(|index| self.work.weights.view(index));
+                Some((cached.state_of_layer(layer), parameters))
+            }
             _ => None,
         }
     }
 
-    /// The same beside a parameter, which may be none.
+    /// The keys and values of earlier tokens, with room for those of these tokens, beside a parameter, which may be none.
     pub(crate) fn cache_and_parameter(
         &mut self,
         id: Option<ParameterId>,
@@ -236,7 +247,7 @@ impl<'a> Pass<'a> {
         self.accumulate_joined(&[id])
     }
 
-    /// Leases room for the gradients of the untrained ones among some vectors, for operations that compute the
+    /// Leases room for the gradients of the untrained ones among some parameters, for operations that compute the
     /// gradients of all.
     ///
     /// # Errors
@@ -252,20 +263,21 @@ impl<'a> Pass<'a> {
             .zip(&mut unused)
             .filter(|(id, _)| !id.is_trained())
         {
-            let width = self.parameter(*id).elements();
-            *unused = Some(self.lease(Category::Temporary, "unused_gradient", [width], dtype)?);
+            let sizes = Dims::try_from(self.parameter(*id).dims());
+            let sizes = sizes.expect("a parameter has one to four sizes");
+            *unused = Some(self.lease(Category::Temporary, "unused_gradient", sizes, dtype)?);
         }
         Ok(unused)
     }
 
-    /// The first of some vectors, and where to write the next contributions to the gradients of all. They were declared
-    /// in this order. `unused` has room for the gradients of untrained ones.
-    pub fn parameter_and_gradients<'p, const N: usize>(
+    /// Some vectors, and where to write the next contributions to their gradients. They were declared in this order. `unused` has
+    /// room for the gradients of untrained ones.
+    pub fn parameters_and_gradients<'p, const N: usize>(
         &'p mut self,
         ids: [ParameterId; N],
         unused: &'p mut [Option<Buffer>; N],
-    ) -> (In<'p>, [(Out<'p>, Init<'static>); N]) {
-        let first = self.index(ids[0]);
+    ) -> ([In<'p>; N], [(Out<'p>, Init<'static>); N]) {
+        let indices = ids.map(|id| self.index(id));
         let trained: Vec<ParameterId> = ids.into_iter().filter(|id| id.is_trained()).collect();
         let trained = self.indices(&trained);
         let training = self.work.purpose.training();
@@ -274,7 +286,26 @@ impl<'a> Pass<'a> {
             Some(unused) => (unused.view_mut(), Init::Overwrite),
             None => trained.next().expect("what is trained has a gradient"),
         });
-        (self.work.weights.view(first), gradients)
+        let weights = &*self.work.weights;
+        (indices.map(|index| weights.view(index)), gradients)
+    }
+
+    /// The same for a matrix, whose gradient lies in that of its unit, which vectors' do not.
+    pub fn matrix_and_gradient<'p>(
+        &'p mut self,
+        id: ParameterId,
+        unused: &'p mut Option<Buffer>,
+    ) -> (In<'p>, (Out<'p>, Init<'static>)) {
+        let index = self.index(id);
+        let gradients = &mut *self.work.purpose.training().gradients;
+        let gradient = match unused {
+            Some(unused) => (unused.view_mut(), Init::Overwrite),
+            None => {
+                let trained = gradients.accumulate_joined(&[index]);
+                trained.expect("one matrix lies together")
+            }
+        };
+        (self.work.weights.view(index), gradient)
     }
 
     /// The index in the layout of a parameter that the stage declared.

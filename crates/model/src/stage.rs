@@ -1,7 +1,8 @@
 //! A stage: a step of the forward pass that is run and replayed as one, with its backward pass.
 
 use crate::{
-    Activation, CacheWidths, DropoutSite, Extent, Linear, ParameterId, Pass, Result, SharingRanks,
+    Activation, DropoutSite, Extent, LayerCacheShape, Linear, ParameterId, Pass, Result,
+    SharingRanks,
 };
 
 /// A step of a model, in both directions.
@@ -35,8 +36,8 @@ pub trait Stage {
         Vec::new()
     }
 
-    /// If it is attention: what it keeps of a token in a cache.
-    fn cache_widths(&self) -> Option<CacheWidths> {
+    /// If it mixes tokens: what it keeps in a cache.
+    fn cache_shape(&self) -> Option<LayerCacheShape> {
         None
     }
 

@@ -8,6 +8,10 @@ pub enum Stored {
     AsUsed,
     /// Inputs by outputs.
     Transposed,
+    /// Outputs by inputs, with the outputs of each head together. The model has those of each part together.
+    ByHead(HeadParts),
+    /// `[channels, taps]`, a convolution of each channel, as `[channels, 1, taps]`.
+    Convolution,
     /// The matrices of several experts, each in tensors of its own.
     ByExpert(ExpertFiles),
     /// `[experts, outputs, inputs]`, the matrices of experts, as `[experts, inputs, outputs]` (gpt-oss).
@@ -43,6 +47,7 @@ impl Stored {
     pub(crate) fn shape(self, shape: &[usize]) -> Vec<usize> {
         match (self, shape) {
             (Stored::Transposed, sizes) => sizes.iter().rev().copied().collect(),
+            (Stored::Convolution, [channels, taps]) => vec![*channels, 1, *taps],
             (Stored::ExpertsTransposed { .. }, [experts, outputs, inputs]) => {
                 vec![*experts, *inputs, *outputs]
             }
@@ -65,6 +70,10 @@ impl Stored {
         };
         match (self, shape) {
             (Stored::Transposed, &[rows, columns]) => Some(Transposition::of(1, rows, columns)),
+            (Stored::ByHead(parts), &[outputs, inputs]) => Some(Transposition {
+                order: MatrixOrder::ByPart(parts),
+                ..Transposition::of(outputs, 1, inputs)
+            }),
             (Stored::ExpertsTransposed { is_interleaved }, &[experts, outputs, inputs]) => {
                 Some(Transposition {
                     rows: in_parts(outputs, is_interleaved),
@@ -98,11 +107,64 @@ pub(crate) fn parts(is_interleaved: bool) -> usize {
 /// An axis of x y z indices. Memory has them in the order `[x, y, z]`, files as `[y, x, z]`. `[1, n, 1]` has the same order in both.
 pub type TurnedAxis = [usize; 3];
 
-/// How files order a parameter: each of several matrices `[rows, columns]` is `[columns, rows]` there.
+/// The outputs of each head: several parts, with so many outputs each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadParts {
+    /// How many heads there are.
+    pub heads: usize,
+    /// Outputs of each part of a head; 0: there is no such part.
+    pub widths: [usize; 4],
+}
+
+impl HeadParts {
+    /// Where, by parts, a row stands that has this place by heads.
+    fn by_part(&self, row: usize) -> usize {
+        let of_head: usize = self.widths.iter().sum();
+        let (head, mut within, mut before) = (row / of_head, row % of_head, 0);
+        for width in self.widths {
+            if within < width {
+                return before + head * width + within;
+            }
+            within -= width;
+            before += self.heads * width;
+        }
+        unreachable!("a row is of some part")
+    }
+
+    /// Where, by heads, a row stands that has this place by parts.
+    fn by_head(&self, row: usize) -> usize {
+        let of_head: usize = self.widths.iter().sum();
+        let (mut rest, mut before) = (row, 0);
+        for width in self.widths {
+            if rest < self.heads * width {
+                return rest / width * of_head + before + rest % width;
+            }
+            rest -= self.heads * width;
+            before += width;
+        }
+        unreachable!("a row is of some part")
+    }
+}
+
+/// The order of several matrices in memory. Files may have another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatrixOrder {
+    /// That of files.
+    #[default]
+    Same,
+    /// By parts of heads; files have them by heads.
+    ByPart(HeadParts),
+    /// By heads; files have them by parts.
+    ByHead(HeadParts),
+}
+
+/// How files order a parameter: each of several matrices `[rows, columns]` is `[columns, rows]` there, and they may come in another order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transposition {
     /// The number of matrices, one after another.
     pub matrices: usize,
+    /// Their order.
+    pub order: MatrixOrder,
     /// Rows in memory.
     pub rows: TurnedAxis,
     /// Columns in memory.
@@ -114,8 +176,18 @@ impl Transposition {
     pub(crate) fn of(matrices: usize, rows: usize, columns: usize) -> Transposition {
         Transposition {
             matrices,
+            order: MatrixOrder::Same,
             rows: [1, rows, 1],
             columns: [1, columns, 1],
+        }
+    }
+
+    /// Where memory has the matrix that has this place in files.
+    pub fn place_in_memory(self, matrix: usize) -> usize {
+        match self.order {
+            MatrixOrder::Same => matrix,
+            MatrixOrder::ByPart(parts) => parts.by_part(matrix),
+            MatrixOrder::ByHead(parts) => parts.by_head(matrix),
         }
     }
 
@@ -124,6 +196,11 @@ impl Transposition {
         let swapped = |[x, y, z]: TurnedAxis| [y, x, z];
         Transposition {
             matrices: self.matrices,
+            order: match self.order {
+                MatrixOrder::Same => MatrixOrder::Same,
+                MatrixOrder::ByPart(parts) => MatrixOrder::ByHead(parts),
+                MatrixOrder::ByHead(parts) => MatrixOrder::ByPart(parts),
+            },
             rows: swapped(self.columns),
             columns: swapped(self.rows),
         }

@@ -144,7 +144,8 @@ impl PlannedCache {
         (batch, tokens): (usize, usize),
     ) -> PlannedCache {
         let (model, dtype) = (&settings.model, settings.dtype);
-        let (layers, kv_heads) = (model.layers, model.kv_heads);
+        let shape = architecture.cache_shape();
+        let (layers, kv_heads) = (shape.of_tokens().0, model.kv_heads);
         let of_token = match &model.latent {
             None => format!(
                 "2 x {layers} layers x {kv_heads} KV heads x {} wide",
@@ -155,15 +156,21 @@ impl PlannedCache {
                 latent.kv, latent.rotary_dim
             ),
         };
-        let formula = format!(
+        let mut formula = format!(
             "{of_token} x {} tokens in blocks of 16 x {batch} sequences x {} bytes",
             tokens.next_multiple_of(16),
             dtype.size_in_bytes(),
         );
+        if let (layers, Some(state)) = shape.of_states() {
+            let of_sequence = state.bytes(dtype);
+            formula += &format!(
+                " + {layers} layers with states x {batch} sequences x {of_sequence} bytes"
+            );
+        }
         PlannedCache {
             batch,
             tokens,
-            bytes: KvCache::bytes(architecture.cache_shape(), dtype, &vec![tokens; batch]),
+            bytes: KvCache::bytes(&shape, dtype, &vec![tokens; batch]),
             formula,
         }
     }

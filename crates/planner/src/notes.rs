@@ -3,6 +3,7 @@
 use super::activations::{PlannedActivation, bytes_by_layer, total_bytes};
 use super::fullest_rank::fullest_rank;
 use memory::format_bytes;
+use model::stages::Delta;
 use model::{Action, Label, Policy};
 use settings::Settings;
 
@@ -92,8 +93,15 @@ fn core_attn_under_flash(activations: &[PlannedActivation]) -> String {
     let all = total_bytes(activations, None).all;
     let statistics = total_bytes(activations, Some(Label::CORE_ATTN)).all;
     let output = total_bytes(activations, Some(Label::ATTN_VALUE)).all;
+    let has_states = activations
+        .iter()
+        .any(|one| one.name == Delta::STATES.name());
+    let dropped = match has_states {
+        true => "the states of the gated delta rule and the log-sum-exp",
+        false => "the log-sum-exp alone",
+    };
     format!(
-        "under flash attention no scores are stored; `core_attn` drops the log-sum-exp alone, {} of the {} of activations \
+        "under flash attention no scores are stored; `core_attn` drops {dropped}, {} of the {} of activations \
          ({:.2} %), and runs the forward kernel again; the output ({}) is kept for its projection",
         format_bytes(statistics),
         format_bytes(all),

@@ -51,11 +51,16 @@ const EXPECTED_ATTENTION_TFLOPS: [(usize, [[f64; 2]; 2]); 3] = [
     (0, [[320.0, 260.0], [400.0, 320.0]]),
 ];
 
+/// TFLOP/s that the gated delta rule is expected to reach by plain kernels in f32: an eighth of the card's peak of 67, which no GPU has
+/// confirmed.
+const EXPECTED_DELTA_TFLOPS: f64 = 8.0;
+
 /// Rates of one or two cores, where none were measured.
 const CPU: Rates = Rates {
     flops: 0.15e12,
     grouped_flops: 0.15e12,
     attention_flops: [0.15e12; 2],
+    delta_flops: 0.15e12,
     memory: 20e9,
     upload: 10e9,
     download: 10e9,
@@ -77,6 +82,7 @@ pub(crate) fn assumed(settings: &Settings, target: Target) -> Rates {
             flops: of_products,
             grouped_flops: of_products,
             attention_flops: [of_products; 2],
+            delta_flops: of_products,
             memory: hardware.memory_gbps.map_or(CPU.memory, |_| assumed.memory),
             upload: hardware.h2d_gbps.map_or(CPU.upload, |_| assumed.upload),
             download: hardware.d2h_gbps.map_or(CPU.download, |_| assumed.download),
@@ -111,6 +117,7 @@ fn h100(settings: &Settings) -> Rates {
         flops: peak * UTILISATION,
         grouped_flops: peak * grouped,
         attention_flops: attention.map(|share| peak * share),
+        delta_flops: peak * EXPECTED_DELTA_TFLOPS / PEAK_TFLOPS,
         memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
         upload: h2d_gbps * 1e9,
         download: d2h_gbps * 1e9,
@@ -163,11 +170,17 @@ pub(crate) fn note(settings: &Settings, target: Target) -> Option<String> {
         format!("products of experts at {grouped} TFLOP/s")
     });
     let expected: Vec<String> = [attention, grouped].into_iter().flatten().collect();
-    (target == Target::Cuda && !expected.is_empty()).then(|| {
+    let of_hopper = (!expected.is_empty()).then(|| {
         format!(
             "times on paper use estimates for Hopper's kernels, which no GPU has confirmed: {}; with attention.kernels and \
              experts.kernels at sm80 they use measured rates",
             expected.join(", ")
         )
-    })
+    });
+    let of_delta = settings.model.delta.as_ref().map(|_| {
+        let rate = tflops(rates.delta_flops);
+        format!("the gated delta rule counts with {rate} TFLOP/s on paper, an estimate that no GPU has confirmed")
+    });
+    let all: Vec<String> = [of_hopper, of_delta].into_iter().flatten().collect();
+    (target == Target::Cuda && !all.is_empty()).then(|| all.join("; "))
 }

@@ -21,6 +21,7 @@ fn traced(set: &[&str], slab_is_reserved: bool) -> (Trace, StepMemory, Memory) {
         flops: 1e12,
         grouped_flops: 1e12,
         attention_flops: [1e12; 2],
+        delta_flops: 1e12,
         memory: 1e10,
         upload: 1e9,
         download: 1e9,

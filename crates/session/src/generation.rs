@@ -199,14 +199,20 @@ impl Forward<'_> {
 
     /// How many tokens the cached text and `prompt` have in common at their beginning: they are not read again. The last token
     /// of a prompt always is, because the next one follows from what the model makes of it. They have none in common if LongRoPE turns
-    /// one text by short factors and the other by long ones.
+    /// one text by short factors and the other by long ones, nor if layers keep a state of all cached tokens, and the prompt does not go
+    /// on behind these.
     pub fn shared(&self, text: &CachedText, prompt: &[u32]) -> usize {
         let first = |tokens: &[u32]| self.model.first_table_row(tokens.len());
         if first(&text.tokens) != first(prompt) {
             return 0;
         }
         let equal = zip(&text.tokens, prompt).take_while(|(a, b)| a == b);
-        equal.count().min(prompt.len().saturating_sub(1))
+        let shared = equal.count().min(prompt.len().saturating_sub(1));
+        let (_, states) = self.model.architecture().cache_shape().of_states();
+        match states {
+            Some(_) if shared < text.tokens.len() => 0,
+            _ => shared,
+        }
     }
 
     fn lease_cache(&self, rooms: &[usize]) -> Result<KvCache, ModelError> {
@@ -238,8 +244,9 @@ impl Forward<'_> {
         self.with_cache(&mut text.cache, sequences, wanted, &mut |_, token| {
             each(token)
         })?;
-        // The last token was drawn, and is read only if another one was drawn after it.
-        let read = sequence.tokens.len() - usize::from(!sequence.is_ended);
+        // The last token, if it was drawn, is read only if another one was drawn after it.
+        let has_drawn = sequence.tokens.len() > sequence.prompt;
+        let read = sequence.tokens.len() - usize::from(has_drawn && !sequence.is_ended);
         text.tokens = sequence.tokens[..read].to_vec();
         Ok(sequence.made())
     }

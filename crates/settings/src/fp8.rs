@@ -97,14 +97,27 @@ pub(crate) fn check_model(config: &Config) -> Result {
 /// The widths of a block's products in FP8, and what makes them.
 fn widths(config: &Config, block: &BlockSpec) -> Vec<(&'static str, usize)> {
     let attention = &block.attention;
-    let mut widths = vec![
-        ("model.hidden", config.model.hidden),
-        (
+    let mut widths = vec![("model.hidden", config.model.hidden)];
+    if let Some(delta) = &block.delta {
+        let of_heads = delta.value_heads * (1 + usize::from(delta.by_key_head));
+        widths.extend([
+            (
+                "model.delta.value_heads times value_head_dim",
+                delta.value_width(),
+            ),
+            (
+                "the width of queries, keys and values of model.delta",
+                delta.mixed_width(),
+            ),
+            ("the number of gates of model.delta's heads", of_heads),
+        ]);
+    } else {
+        widths.push((
             "the width of attention's output (heads times the width of a head)",
             attention.o_width(),
-        ),
-    ];
-    if attention.latent.is_none() {
+        ));
+    }
+    if attention.latent.is_none() && block.delta.is_none() {
         let [keys, values] = attention.kv_widths();
         let of_heads = "model.kv_heads times the width of a head";
         widths.extend([
@@ -132,8 +145,11 @@ pub(crate) fn check_step(config: &Config) -> Result {
     }
     let outputs = config.model.blocks().into_iter().map(|block| {
         let attention = &block.attention;
-        let of_attention: usize = attention.q_width() + attention.kv_widths().iter().sum::<usize>();
-        of_attention.max(2 * block.feed_forward.width)
+        let of_mixer = match &block.delta {
+            Some(delta) => delta.projected_width(),
+            None => attention.q_outputs() + attention.kv_widths().iter().sum::<usize>(),
+        };
+        of_mixer.max(2 * block.feed_forward.width)
     });
     let (outputs, tokens) = (
         outputs.max().unwrap_or(1),

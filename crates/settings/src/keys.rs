@@ -141,6 +141,8 @@ keys! {
             "Logits z become c tanh(z / c), with this c (Gemma 2)"),
         key("model.attention_sinks", Kind::Bool, "false",
             "Every head has a learned score that joins its softmax and has no value (gpt-oss)"),
+        key("model.attention_gate", Kind::Bool, "false",
+            "Attention's output is multiplied by the sigmoid of a gate that the projection of queries makes beside them (Qwen3-Next)"),
         key("model.logits_scaling", Kind::Real(Range::Positive), "1.0", "Logits are divided by this (Granite)"),
         optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
             "How rotary wavelengths are stretched for sequences longer than those of the original training")
@@ -211,6 +213,17 @@ keys! {
         optional("model.latent.v_head_dim", Kind::Whole(1), ("128", ""), "Width of a head of values"),
         optional("model.latent.neighbours", Kind::Bool, ("true", "false"),
             "Neighbouring columns are turned together, not one of each half"),
+        optional("model.delta.key_heads", Kind::Whole(1), ("16", "none, all layers have attention"),
+            "The gated delta rule in place of attention (Qwen3-Next, Qwen3.5): heads of queries and keys")
+            .details("The section needs this and the next three keys."),
+        optional("model.delta.value_heads", Kind::Whole(1), ("32", ""), "Heads of values, a multiple of `key_heads`"),
+        optional("model.delta.key_head_dim", Kind::Whole(1), ("128", ""), "Width of a head of queries, and of one of keys; at most 128"),
+        optional("model.delta.value_head_dim", Kind::Whole(1), ("128", ""), "Width of a head of values"),
+        optional("model.delta.conv_width", Kind::Whole(1), ("4", "4"),
+            "Tokens that the convolution in front of the rule sees, the token itself included; at most 8"),
+        optional("model.delta.attention_layers", Kind::Wholes, ("[3, 7]", "[]"), "Layers with attention, counted from 0"),
+        optional("model.delta.by_key_head", Kind::Bool, ("true", "false"),
+            "Files have the projections as one matrix by key head (Qwen3-Next)"),
     ]
 
     /// `[data]`

@@ -57,16 +57,21 @@ const SHAPE: [&str; 5] = ["hidden", "layers", "heads", "ffn", "vocab"];
 const HEADS: [&str; 2] = ["kv_heads", "head_dim"];
 
 /// Lists of layers in `[model]`.
-const LISTS_OF_LAYERS: [&str; 3] = [
+const LISTS_OF_LAYERS: [&str; 4] = [
     "model.full_attention_layers",
     "model.no_rope_layers",
     "model.experts.dense_layers",
+    "model.delta.attention_layers",
 ];
 
 /// Sections of `[model]` that may be absent, each with the keys that it needs.
-const SECTIONS: [(&str, &[&str]); 2] = [
+const SECTIONS: [(&str, &[&str]); 3] = [
     ("model.experts", &["count", "chosen", "ffn"]),
     ("model.latent", &["kv", "rotary_dim", "v_head_dim"]),
+    (
+        "model.delta",
+        &["key_heads", "value_heads", "key_head_dim", "value_head_dim"],
+    ),
 ];
 
 impl Source {

@@ -485,6 +485,7 @@ fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
         (Stored::ExpertsInRows | Stored::ExpertsInColumns { .. }, &[experts, rows, columns]) => {
             (experts, [rows, columns], false)
         }
+        (Stored::Convolution, _) => return None,
         (stored, &[rows, columns]) => (1, [rows, columns], stored == Stored::Transposed),
         _ => return None,
     };

@@ -100,7 +100,6 @@ pub(crate) fn check(config: &Config) -> Result {
     let Some(ranks) = config.ranks().filter(|_| config.parts() > 1) else {
         return Ok(());
     };
-    check_sizes(config, &ranks)?;
     let (context, parts) = (ranks.sharing, config.parts());
     let (brings, without) = match ranks.parts_each {
         1 => (
@@ -113,6 +112,12 @@ pub(crate) fn check(config: &Config) -> Result {
         ),
     };
     let not_with = |others: &str| not_with(&brings, others, without);
+    if config.model.delta.is_some() {
+        return not_with(
+            "model.delta has layers whose state goes from token to token, and whose heads are not shared yet",
+        );
+    }
+    check_sizes(config, &ranks)?;
     if config.packing() == Packing::Pad {
         return not_with(
             "--packing pad makes micro-batches of many lengths; take --packing first-fit or concatenate",

@@ -6,12 +6,13 @@ use crate::fp8::Fp8Reader;
 use crate::hugging_face::ExpertNames;
 use crate::parameters::{Initial, Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Head, HeadNorms, LatentDown, LatentHeads, LatentUp,
-    MlpActivation, Norm, NormBehind, NormStage, Projection, Qkv, ResidualProjection,
+    Attention, AttentionGate, CoreAttention, Delta, DeltaColumns, DeltaNorm, Embedding, Head,
+    HeadNorms, LatentDown, LatentHeads, LatentUp, MlpActivation, Norm, NormBehind, NormStage,
+    Projection, Qkv, ResidualProjection,
 };
 use crate::{
-    Activation, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite, Fp8Layer, LatentConfig,
-    Linear, ModelConfig, NormPlacement, QkNormExtent, SharingRanks, Stage,
+    Activation, Architecture, AttentionSpec, Block, BlockSpec, DeltaConfig, DropoutSite, Fp8Layer,
+    LatentConfig, Linear, ModelConfig, NormPlacement, QkNormExtent, SharingRanks, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -58,9 +59,8 @@ pub(super) fn architecture(
         logit_multiplier: config.logits_scaling.recip() as f32,
         cap: config.final_logit_softcapping.map(|cap| cap as f32),
     };
-    let rotary = blocks
-        .iter()
-        .filter_map(|spec| spec.attention.rotary.clone());
+    let with_attention = blocks.iter().filter(|spec| spec.delta.is_none());
+    let rotary = with_attention.filter_map(|spec| spec.attention.rotary.clone());
     let embedding = Box::new(embedding);
     let labels = parameters.labels(config.labels());
     Architecture::new(labels, parameters, embedding, layers, head)
@@ -127,6 +127,12 @@ const ATTENTION: Sublayer = Sublayer {
     projected: NormBehind::ATTN,
 };
 
+/// The same where a gate stands in front of the last product.
+const BEHIND_GATE: Sublayer = Sublayer {
+    made: AttentionGate::OUT,
+    ..ATTENTION
+};
+
 const FEED_FORWARD: Sublayer = Sublayer {
     residual: X2,
     output: Activation::NEXT_X,
@@ -146,7 +152,10 @@ impl Builder<'_> {
     /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)); with norms behind, x2 = x + norm(attention(x)), and with both
     /// x2 = x + norm(attention(norm(x))).
     fn stages(&self, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
-        let mut stages = self.attention(own);
+        let mut stages = match &self.spec.delta {
+            Some(delta) => self.delta(delta, own),
+            None => self.attention(own),
+        };
         match &self.spec.experts {
             None => stages.extend(self.dense(own)),
             Some(spec) => {
@@ -256,9 +265,44 @@ impl Builder<'_> {
             latents,
             ranks: SharingRanks::ALONE,
         }));
-        let shape = [hidden, attention.o_width()];
-        let linear = Linear::declare(own, "self_attn.o_proj", shape, attention.o_bias);
-        stages.extend(self.added(&ATTENTION, linear.in_fp8(own, Fp8Layer::AttnOut), own));
+        let width = attention.o_width();
+        let linear = Linear::declare(own, "self_attn.o_proj", [hidden, width], attention.o_bias);
+        let linear = linear.in_fp8(own, Fp8Layer::AttnOut);
+        let sublayer = match attention.has_gate {
+            true => {
+                stages.push(Box::new(AttentionGate { width }));
+                &BEHIND_GATE
+            }
+            false => &ATTENTION,
+        };
+        stages.extend(self.added(sublayer, linear, own));
+        stages
+    }
+
+    /// out(norm(rule(convolution(in))) silu(z)).
+    fn delta(&self, delta: &DeltaConfig, own: &mut PartParameters) -> Vec<Box<dyn Stage>> {
+        let hidden = self.config.hidden;
+        let norm = self.norm_in_front(&ATTENTION, own);
+        let projections = DeltaColumns::declare(own, delta, hidden).in_fp8(own, Fp8Layer::Qkv);
+        let mut stages: Vec<Box<dyn Stage>> = Vec::new();
+        stages.extend(boxed(norm, projections.fp8_reader()));
+        stages.push(Box::new(Projection {
+            name: "gdn_in",
+            input: self.input(&ATTENTION),
+            output: DeltaColumns::IN,
+            linear: projections,
+            in_f32: false,
+        }));
+        stages.push(Box::new(Delta::declare(own, delta)));
+        stages.push(Box::new(DeltaNorm::declare(
+            own,
+            delta,
+            self.config.norm_eps,
+        )));
+        let shape = [hidden, delta.value_width()];
+        let linear = Linear::declare(own, "linear_attn.out_proj", shape, false);
+        let linear = linear.in_fp8(own, Fp8Layer::AttnOut);
+        stages.extend(self.added(&BEHIND_GATE, linear, own));
         stages
     }
 
@@ -303,7 +347,7 @@ impl Builder<'_> {
         let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
         let [k_width, v_width] = attention.kv_widths();
         let parts = [
-            ("self_attn.q_proj", attention.q_width()),
+            ("self_attn.q_proj", attention.q_outputs()),
             ("self_attn.k_proj", k_width),
             ("self_attn.v_proj", v_width),
         ];
@@ -337,6 +381,7 @@ impl Builder<'_> {
             head_dim,
             norms,
             rotary: attention.rotary.clone(),
+            has_gate: attention.has_gate,
         }
     }
 }

@@ -145,6 +145,7 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
         head_dim: config.head_dim,
         norms: None,
         rotary: None,
+        has_gate: false,
     }
 }
 

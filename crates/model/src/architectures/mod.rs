@@ -42,9 +42,12 @@ impl Architecture {
 impl ModelConfig {
     /// The labels that policies name the activations of its blocks by.
     pub fn labels(&self) -> Labels {
+        let has_gates = self.attention_gate || self.delta.is_some();
         match (&self.latent, &self.experts, self.norm_placement) {
             (Some(_), _, _) => Labels::LATENT,
+            (None, Some(_), _) if has_gates => Labels::DELTA_EXPERTS,
             (None, Some(_), _) => Labels::EXPERTS,
+            (None, None, _) if has_gates => Labels::DELTA,
             (None, None, NormPlacement::Before) => Labels::DENSE,
             (None, None, NormPlacement::After | NormPlacement::Both) => Labels::NORMS_BEHIND,
         }

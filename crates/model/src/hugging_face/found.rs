@@ -5,7 +5,7 @@ use super::mxfp4::Mxfp4Tensor;
 use super::nf4::{Nf4Scales, Nf4Tensor};
 use super::wrapper::stored_name;
 use crate::parameters::Parameter;
-use crate::stored::FileTensor;
+use crate::stored::{FileTensor, Stored};
 use files::{Dtype, TensorParts, Tensors, widen};
 use memory::Codes;
 use std::borrow::Cow;
@@ -135,6 +135,9 @@ fn find_tensor(
     if let ([_, _], [_, _]) = (&shape[..], &parameter.shape[..])
         && let Some(matrix) = Nf4Tensor::find(tensors, name, &parameter.shape)?
     {
+        if matches!(parameter.stored, Stored::ByHead(_)) {
+            return Err("is in NF4, and has its outputs by head, which is not read; give the model's folder in BF16".into());
+        }
         return Ok(FoundTensor {
             name: name.into(),
             first,
@@ -149,7 +152,9 @@ fn find_tensor(
     }
     let quantised = match tensor.dtype {
         Dtype::F32 | Dtype::BF16 | Dtype::F16 => Quantised::No,
-        Dtype::F8_E4M3 if shape.len() == 2 => Quantised::Fp8(find_scales(tensors, name, &shape)?),
+        Dtype::F8_E4M3 if shape.len() == 2 && parameter.stored != Stored::Transposed => {
+            Quantised::Fp8(find_scales(tensors, name, &shape)?)
+        }
         other => {
             return Err(format!(
                 "holds {other:?}; convert the model to F32, BF16 or F16"
@@ -168,7 +173,7 @@ fn missing(name: &str) -> &'static str {
     match name == HEAD {
         true => {
             "is missing; if the embedding is the head too, set \"tie_word_embeddings\" to true in config.json, in its text_config \
-             if it has one"
+             too if it has one"
         }
         false => "is missing",
     }

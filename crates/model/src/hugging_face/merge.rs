@@ -47,11 +47,6 @@ impl AdapterWeights {
             let values = factors.remove(&name);
             values.expect("a module with an adapter has both factors")
         };
-        let transposed: Vec<&str> = parameters
-            .in_layout()
-            .filter(|one| one.stored == Stored::Transposed)
-            .map(|one| &one.name[..])
-            .collect();
         let mut deltas = HashMap::new();
         for module in &parameters.modules {
             let Some(rank) = module.rank else {
@@ -69,20 +64,27 @@ impl AdapterWeights {
                 continue;
             }
             let name = format!("{}.weight", module.name);
-            let delta = match transposed.contains(&&name[..]) {
-                false => Delta {
-                    left: b,
-                    right: a,
-                    rank,
-                    rows: outputs,
-                    columns: inputs,
-                },
-                true => Delta {
+            let mut all = parameters.in_layout();
+            let matrix = all.find(|one| one.name == name);
+            let stored = matrix.expect("an adapter is on a matrix").stored;
+            let delta = match stored {
+                Stored::Transposed => Delta {
                     left: Turned::of_values(Transposition::of(1, rank, inputs), &a),
                     right: Turned::of_values(Transposition::of(1, outputs, rank), &b),
                     rank,
                     rows: inputs,
                     columns: outputs,
+                },
+                // Rows of what is added have the order of files.
+                _ => Delta {
+                    left: match stored.turned(&[outputs, rank]) {
+                        Some(of) => Turned::of_values(of, &b),
+                        None => b,
+                    },
+                    right: a,
+                    rank,
+                    rows: outputs,
+                    columns: inputs,
                 },
             };
             deltas.insert(name, delta);

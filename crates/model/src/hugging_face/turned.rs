@@ -1,4 +1,4 @@
-//! Transposes matrices on their way from and to files, in parts of bounded size.
+//! Transposes matrices, or reorders their rows, on their way from and to files, in parts of bounded size.
 
 use crate::stored::{Transposition, TurnedAxis};
 use std::borrow::Cow;
@@ -49,7 +49,7 @@ impl Turned {
         (files::CHUNK_ELEMENTS / self.columns.max(1)).max(1)
     }
 
-    /// Hands the transposes to `each` in parts, in order: the range of its elements, and their bytes. `room` has
+    /// Hands the transposes to `each` in parts, in the order of their places: the range of its elements, and their bytes. `room` has
     /// [`Turned::room`] bytes, the most that a part has. `read` gives elements of the matrices themselves; for every part it
     /// is asked for all of one matrix, in order. Parts that are not `wanted` are left out.
     pub(super) fn each<'a, E>(
@@ -69,6 +69,7 @@ impl Turned {
                 continue;
             }
             let room = &mut room[..elements.len() * self.size];
+            let first = self.of.place_in_memory(matrix) * self.rows * self.columns;
             for row in (0..self.rows).step_by(self.read_at_once()) {
                 let rows = row..self.rows.min(row + self.read_at_once());
                 let read_elements =
@@ -76,7 +77,8 @@ impl Turned {
                 let bytes = read(read_elements)?;
                 match self.size {
                     2 => self.turn_bytes::<2>(&bytes, rows, columns.clone(), room),
-                    _ => self.turn_bytes::<4>(&bytes, rows, columns.clone(), room),
+                    4 => self.turn_bytes::<4>(&bytes, rows, columns.clone(), room),
+                    other => unreachable!("elements of {other} bytes are not turned"),
                 }
             }
             each(elements, room)?;
@@ -120,10 +122,9 @@ impl Turned {
         let turned = Turned::new(of, size_of::<f32>());
         let mut room = vec![0.0; values.len()];
         let of_each = turned.rows * turned.columns;
-        let matrices = values
-            .chunks_exact(of_each)
-            .zip(room.chunks_exact_mut(of_each));
-        for (matrix, room) in matrices {
+        for (place, room) in room.chunks_exact_mut(of_each).enumerate() {
+            let first = of.place_in_memory(place) * of_each;
+            let matrix = &values[first..first + of_each];
             turned.turn(matrix, 0..turned.rows, 0..turned.columns, room);
         }
         room
@@ -133,6 +134,7 @@ impl Turned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{HeadParts, Stored};
 
     fn turned(matrix: Turned, source: &[u8]) -> (Vec<u8>, usize) {
         let (mut all, mut pieces) = (Vec::new(), 0);
@@ -166,9 +168,9 @@ mod tests {
             (1, plain(3001), [1500, 2, 1], 4, 3),
         ] {
             let of = Transposition {
-                matrices,
                 rows,
                 columns,
+                ..Transposition::of(matrices, 1, 1)
             };
             let matrix = Turned::new(of, size);
             let all = (matrices * matrix.rows * matrix.columns) as u32;
@@ -216,13 +218,35 @@ mod tests {
     #[test]
     fn gate_and_up_alternate_in_files() {
         let of = Transposition {
-            matrices: 2,
             rows: [2, 2, 1],
-            columns: [1, 1, 1],
+            ..Transposition::of(2, 1, 1)
         };
         let memory = [1.0, 2.0, 10.0, 20.0, 3.0, 4.0, 30.0, 40.0];
         let files = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0];
         assert_eq!(Turned::of_values(of, &memory), files);
         assert_eq!(Turned::of_values(of.reversed(), &files), memory);
+    }
+
+    /// Two key heads, each with a row of queries, one of keys and two of values, of two inputs.
+    #[test]
+    fn files_have_the_rows_of_each_head_together() {
+        let parts = HeadParts {
+            heads: 2,
+            widths: [1, 1, 2, 0],
+        };
+        let of = Stored::ByHead(parts).turned(&[8, 2]).unwrap();
+        let rows = |order: [usize; 8]| -> Vec<f32> {
+            let elements = order.iter().flat_map(|row| [2 * row, 2 * row + 1]);
+            elements.map(|element| element as f32).collect()
+        };
+        let (memory, files) = (
+            rows([0, 1, 2, 3, 4, 5, 6, 7]),
+            rows([0, 2, 4, 5, 1, 3, 6, 7]),
+        );
+        assert_eq!(Turned::of_values(of, &memory), files);
+        assert_eq!(Turned::of_values(of.reversed(), &files), memory);
+        let source: &[u8] = bytemuck::cast_slice(&memory);
+        let (found, pieces) = turned(Turned::new(of, size_of::<f32>()), source);
+        assert_eq!((bytemuck::cast_slice(&found), pieces), (&files[..], 8));
     }
 }

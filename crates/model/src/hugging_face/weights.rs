@@ -5,9 +5,10 @@ use super::error::WeightsError;
 use super::found::{FoundTensor, HEAD, Quantised, bytes_of, find};
 use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
-use super::wrapper::{LeftOut, names};
+use super::wrapper::{LeftOut, LeftOutPart, names};
 use crate::init::{DrawingOrder, Fresh, initialise};
 use crate::parameters::{Parameter, Parameters};
+use crate::stored::Stored;
 use files::{
     CHUNK_BYTES, CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room,
     in_chunks, narrow, widen,
@@ -66,7 +67,12 @@ impl<'a> ModelWeights<'a> {
             found,
             left_out: None,
         };
-        weights.left_out = weights.predictor().or_else(|| weights.pictures());
+        let parts = [
+            weights.predictor(),
+            weights.named_predictor(),
+            weights.pictures(),
+        ];
+        weights.left_out = LeftOut::of(parts);
         if let Some(name) = weights.plain_among_codes() {
             let problem = "is plain in a folder of codes; name its module in lora.base_skip";
             return Err(wrong((name, problem.into())));
@@ -77,8 +83,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// What is in the files and not read: a layer behind the model's own that predicts a second token (DeepSeek-V3), or the
-    /// part for pictures.
+    /// What is in the files and not read: layers that predict a second token (DeepSeek-V3), the part for pictures, or both.
     pub fn left_out(&self) -> Option<&LeftOut> {
         self.left_out.as_ref()
     }
@@ -188,7 +193,15 @@ impl<'a> ModelWeights<'a> {
                 self.read_codes(index, |part| set(ParameterPart::Codes(index, part)))?;
                 continue;
             }
-            if !self.is_transposed(index, parameter) {
+            if self.is_turned(index, parameter) && matches!(parameter.stored, Stored::ByHead(_)) {
+                let first = entry.offset;
+                let wanted = |row: &Range<usize>| is_wanted(&(first + row.start..first + row.end));
+                self.read_by_head(index, parameter, wanted, &mut |place, row| {
+                    set(ParameterPart::Values(first + place, row))
+                })?;
+                continue;
+            }
+            if !self.is_turned(index, parameter) {
                 for found in &self.found[index] {
                     let first = entry.offset + found.first;
                     let source = found.source(&self.tensors)?;
@@ -209,6 +222,31 @@ impl<'a> ModelWeights<'a> {
                 |elements| is_wanted(&(entry.offset + elements.start..entry.offset + elements.end)),
                 |first, values| set(ParameterPart::Values(entry.offset + first, values)),
             )?;
+        }
+        Ok(())
+    }
+
+    /// Hands the rows of a matrix whose outputs files have by head to `set`, in the order of memory.
+    fn read_by_head<E: From<WeightsError>>(
+        &self,
+        index: usize,
+        parameter: &Parameter,
+        is_wanted: impl Fn(&Range<usize>) -> bool,
+        set: &mut impl FnMut(usize, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let order = parameter.turned().expect("it is by head").reversed();
+        let source = self.found[index][0].source(&self.tensors)?;
+        let &[rows, width] = &parameter.shape[..] else {
+            unreachable!("it is a matrix");
+        };
+        let mut values = Vec::with_capacity(width);
+        for row in 0..rows {
+            let place = row * width..(row + 1) * width;
+            if is_wanted(&place) {
+                let stored = order.place_in_memory(row) * width;
+                source.values(stored..stored + width, &mut values)?;
+                set(place.start, &values)?;
+            }
         }
         Ok(())
     }
@@ -261,8 +299,8 @@ impl<'a> ModelWeights<'a> {
         OutgoingWeights::some_as_stored(self.parameters, dtype, bytes, is_as_stored)
     }
 
-    /// Whether the files store a parameter transposed.
-    fn is_transposed(&self, index: usize, parameter: &Parameter) -> bool {
+    /// Whether the files store a parameter in another order than memory.
+    fn is_turned(&self, index: usize, parameter: &Parameter) -> bool {
         matches!(self.tensors, Tensors::Whole(_))
             && parameter.turned().is_some()
             && self.codes(index).is_none()
@@ -302,7 +340,7 @@ impl<'a> ModelWeights<'a> {
     }
 
     /// The layer after the model's last, if the files have one that predicts a second token, as DeepSeek-V3's have.
-    fn predictor(&self) -> Option<LeftOut> {
+    fn predictor(&self) -> Option<LeftOutPart> {
         let mut parameters = self.parameters.in_layout();
         parameters.find(|parameter| parameter.name.ends_with(CHOICE_BIAS))?;
         let parts = self.parameters.in_layout().map(|parameter| parameter.part);
@@ -312,15 +350,22 @@ impl<'a> ModelWeights<'a> {
         });
         let beginning = format!("model.layers.{}.", blocks.max()? + 1);
         let is_there = self.tensors.get(&format!("{beginning}{PREDICTOR}"));
-        is_there.map(|_| LeftOut {
+        is_there.map(|_| LeftOutPart {
             beginnings: vec![beginning],
-            reason: "they predict a second token, and are no part of the model",
+            reason: PREDICTS,
         })
     }
 
-    fn pictures(&self) -> Option<LeftOut> {
+    /// Such layers under a name of their own, as folders of Qwen have them beside the gated delta rule.
+    fn named_predictor(&self) -> Option<LeftOutPart> {
+        let mut parameters = self.parameters.in_layout();
+        parameters.find(|parameter| parameter.name.contains(".linear_attn."))?;
+        LeftOutPart::those_there(&self.tensors, &["mtp."], PREDICTS)
+    }
+
+    fn pictures(&self) -> Option<LeftOutPart> {
         let found = self.found.iter().flatten();
-        LeftOut::pictures(&self.tensors, found.map(|found| &found.name[..]))
+        LeftOutPart::pictures(&self.tensors, found.map(|found| &found.name[..]))
     }
 
     /// A tensor that the model does not have, and the reason for refusing it.
@@ -371,6 +416,9 @@ fn is_buffer(name: &str) -> bool {
     const ENDS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
     ENDS.iter().any(|end| name.ends_with(end))
 }
+
+/// Why layers that predict a second token are left out.
+const PREDICTS: &str = "they predict a second token, and are no part of the model";
 
 /// What only a layer that predicts a second token has.
 const PREDICTOR: &str = "eh_proj.weight";

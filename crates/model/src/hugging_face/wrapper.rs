@@ -8,9 +8,11 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// The `model_type` and the class of each. To add one whose tensors have other names, add these too.
-const WRAPPERS: [(&str, &str); 2] = [
+const WRAPPERS: [(&str, &str); 4] = [
     ("mistral3", "Mistral3ForConditionalGeneration"),
     ("gemma3", "Gemma3ForConditionalGeneration"),
+    ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
 ];
 
 /// Beginnings of our tensors' names, and of those in older and newer files.
@@ -21,11 +23,12 @@ const TEXT: [(&str, &str); 3] = [
 ];
 
 /// Beginnings of the names of the tensors for pictures, in older and newer files.
-const PICTURES: [&str; 4] = [
+const PICTURES: [&str; 5] = [
     "vision_tower.",
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.visual.",
 ];
 
 /// Keys that stand beside the text part's own and are true of it.
@@ -61,8 +64,11 @@ pub(super) fn text_part(mut json: Value) -> Result<Value, HfConfigError> {
     // transformers assumes a tied head beside the text part, and unties one that the weights have all the same. So only
     // the text part's own key tells such models apart.
     const TIED: &str = "tie_word_embeddings";
-    if json[TIED] == false {
-        text.insert(TIED.into(), false.into());
+    // Qwen's wrapper assumes an untied head, and its own key alone counts.
+    let is_of_qwen = model_type.starts_with("qwen");
+    let is_tied = json[TIED].as_bool().or(is_of_qwen.then_some(false));
+    if let Some(is_tied) = is_tied.filter(|is_tied| is_of_qwen || !is_tied) {
+        text.insert(TIED.into(), is_tied.into());
     }
     const CAP: &str = "final_logit_softcapping";
     let cap = text.get(CAP).filter(|cap| !cap.is_null());
@@ -102,39 +108,70 @@ pub(super) fn stored_name(tensors: &Tensors, name: &str) -> Option<String> {
 }
 
 /// Tensors of a folder that are not read, because they are no part of the model.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct LeftOut {
+    parts: Vec<LeftOutPart>,
+}
+
+/// Those of one kind.
+#[derive(Debug, PartialEq)]
+pub(super) struct LeftOutPart {
     /// The beginnings of their names.
     pub(super) beginnings: Vec<String>,
     pub(super) reason: &'static str,
 }
 
-impl LeftOut {
+impl LeftOutPart {
     /// The tensors for pictures, in files that have the model under the names of a wrapper.
     pub(super) fn pictures<'a>(
         tensors: &Tensors,
         mut found: impl Iterator<Item = &'a str>,
-    ) -> Option<LeftOut> {
+    ) -> Option<LeftOutPart> {
         found.find(|name| TEXT.iter().any(|(_, wrapped)| name.starts_with(wrapped)))?;
-        let names = tensors.names();
-        let is_there = |beginning: &&str| names.iter().any(|name| name.starts_with(beginning));
-        let beginnings = PICTURES.iter().copied().filter(is_there);
-        let beginnings: Vec<String> = beginnings.map(Into::into).collect();
         let reason =
             "they are the model's part for pictures, which is neither trained nor exported";
-        (!beginnings.is_empty()).then_some(LeftOut { beginnings, reason })
+        LeftOutPart::those_there(tensors, &PICTURES, reason)
+    }
+
+    /// The tensors whose names begin so, if there are some.
+    pub(super) fn those_there(
+        tensors: &Tensors,
+        beginnings: &[&str],
+        reason: &'static str,
+    ) -> Option<LeftOutPart> {
+        let names = tensors.names();
+        let is_there = |beginning: &&str| names.iter().any(|name| name.starts_with(beginning));
+        let beginnings = beginnings.iter().copied().filter(is_there);
+        let beginnings: Vec<String> = beginnings.map(Into::into).collect();
+        (!beginnings.is_empty()).then_some(LeftOutPart { beginnings, reason })
+    }
+}
+
+impl LeftOut {
+    /// All parts, if there are some.
+    pub(super) fn of(parts: impl IntoIterator<Item = Option<LeftOutPart>>) -> Option<LeftOut> {
+        let parts: Vec<LeftOutPart> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then_some(LeftOut { parts })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        let mut beginnings = self.beginnings.iter();
+        let mut beginnings = self.parts.iter().flat_map(|part| &part.beginnings);
         beginnings.any(|beginning| name.starts_with(&beginning[..]))
     }
 }
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let names = self.beginnings.iter().map(|name| format!("`{name}*`"));
-        let names = names.collect::<Vec<_>>().join(", ");
-        write!(f, "tensors of {names} are left out: {}", self.reason)
+        for (number, part) in self.parts.iter().enumerate() {
+            let names = part.beginnings.iter().map(|name| format!("`{name}*`"));
+            let names = names.collect::<Vec<_>>().join(", ");
+            let before = if number == 0 { "" } else { "; " };
+            write!(
+                f,
+                "{before}tensors of {names} are left out: {}",
+                part.reason
+            )?;
+        }
+        Ok(())
     }
 }

@@ -6,8 +6,8 @@ use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
 use crate::{
-    Activation, AttentionSpec, BatchShape, CacheWidths, DropoutSite, Extent, Label, ParameterId,
-    Pass, Result, SharingRanks,
+    Activation, AttentionSpec, BatchShape, DropoutSite, Extent, Label, LayerCacheShape,
+    ParameterId, Pass, Result, SharingRanks,
 };
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, Fill, FlashAttention, FlashAttentionBackward,
@@ -147,7 +147,8 @@ impl CoreAttention {
         };
         let (kernels, heads) = (pass.kernels(), self.own_heads(pass));
         let mut unused = [None];
-        let (all, [(mut gradients, mut init)]) = pass.parameter_and_gradients([sinks], &mut unused);
+        let ([all], [(mut gradients, mut init)]) =
+            pass.parameters_and_gradients([sinks], &mut unused);
         if self.is_shared() && matches!(init, Init::Overwrite) {
             let out = gradients.reborrow();
             kernels.run(Fill { out, value: 0.0 })?;
@@ -377,8 +378,8 @@ impl Stage for CoreAttention {
         latents.flat_map(LatentHeads::parameters).collect()
     }
 
-    fn cache_widths(&self) -> Option<CacheWidths> {
-        Some(self.attention.cache_widths())
+    fn cache_shape(&self) -> Option<LayerCacheShape> {
+        Some(LayerCacheShape::Tokens(self.attention.cache_widths()))
     }
 
     fn flops_per_token(&self, seq: usize) -> u64 {
@@ -415,7 +416,7 @@ impl Stage for CoreAttention {
 
     fn forward(&self, pass: &mut Pass) -> Result {
         match self.kind {
-            _ if pass.cache().is_some() => self.cached(pass),
+            _ if pass.has_cache() => self.cached(pass),
             Attention::Eager => self.eager(pass),
             _ => self.flash(pass),
         }

@@ -337,7 +337,7 @@ impl Stage for LatentUp {
         let x = pass.pull(self.q_input)?;
         let latent = pass.pull(LatentDown::C_KV)?;
         let k_rotary = pass.pull(LatentDown::K_ROTARY)?;
-        if pass.cache().is_some() {
+        if pass.has_cache() {
             return self.for_cache(pass, x.view(), latent.view(), k_rotary.view());
         }
         let mut q = pass.output(LatentUp::Q)?;

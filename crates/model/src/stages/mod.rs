@@ -2,6 +2,8 @@
 //! FLOPs.
 
 mod attention;
+mod attention_gate;
+mod delta;
 mod embedding;
 mod experts;
 mod head;
@@ -17,6 +19,8 @@ mod router;
 mod sharing;
 
 pub use attention::{Attention, CoreAttention};
+pub use attention_gate::AttentionGate;
+pub use delta::{Delta, DeltaColumns, DeltaNorm};
 pub use embedding::Embedding;
 pub use experts::{ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;

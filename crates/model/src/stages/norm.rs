@@ -140,8 +140,8 @@ impl Norm {
         let kernels = pass.kernels();
         let Some(bias) = self.bias else {
             let mut unused = pass.unused_gradients([self.weight])?;
-            let (weight, [(dweight, dweight_init)]) =
-                pass.parameter_and_gradients([self.weight], &mut unused);
+            let ([weight], [(dweight, dweight_init)]) =
+                pass.parameters_and_gradients([self.weight], &mut unused);
             return Ok(kernels.run(RmsNormBackward {
                 dx,
                 dx_init,
@@ -155,7 +155,8 @@ impl Norm {
             })?);
         };
         let mut unused = pass.unused_gradients([self.weight, bias])?;
-        let (weight, gradients) = pass.parameter_and_gradients([self.weight, bias], &mut unused);
+        let ([weight, _], gradients) =
+            pass.parameters_and_gradients([self.weight, bias], &mut unused);
         let [(dweight, dweight_init), (dbias, dbias_init)] = gradients;
         Ok(kernels.run(LayerNormBackward {
             dx,

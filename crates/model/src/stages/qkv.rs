@@ -4,8 +4,9 @@ use super::{Norm, Rotary, written};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, Linear, ParameterId, Pass, Result};
 use kernels::Init;
-use kernels::operation::{self, JoinQkv, SplitQkv, Turn};
+use kernels::operation::{self, Copy, JoinQkv, SplitQkv, Turn};
 use memory::{Buffer, In, Out};
+use std::ops::Range;
 
 /// Computes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` from the normalised input. One product
 /// makes all three, which are then split.
@@ -22,6 +23,8 @@ pub struct Qkv {
     pub norms: Option<HeadNorms>,
     /// The rotary embedding that turns queries and keys; none: they have no positions.
     pub rotary: Option<Rotary>,
+    /// The projection of queries makes a gate beside each head of them, as wide. Queries then have norms.
+    pub has_gate: bool,
 }
 
 /// Norms of queries and keys.
@@ -43,6 +46,8 @@ impl Qkv {
     pub const Q_RAW: Activation = Activation::new("q_raw", "d_raw", Label::QKV);
     /// Keys before their norm, in models that have one.
     pub const K_RAW: Activation = Activation::new("k_raw", "d_raw", Label::QKV);
+    /// The gate of attention's output, in models that have one.
+    pub const GATE: Activation = Activation::new("gate", "d_gate", Label::QKV);
 
     pub(super) const MADE: [Activation; 3] = [Qkv::Q, Qkv::K, Qkv::V];
     const RAW: [Activation; 2] = [Qkv::Q_RAW, Qkv::K_RAW];
@@ -50,7 +55,13 @@ impl Qkv {
     /// Widths of queries, keys and values.
     fn widths(&self) -> [usize; 3] {
         let [k_width, v_width] = self.kv_widths;
-        [self.linear.outputs() - k_width - v_width, k_width, v_width]
+        let parts = 1 + usize::from(self.has_gate);
+        [self.q_outputs() / parts, k_width, v_width]
+    }
+
+    /// Outputs of the projection of queries: these, and their gates.
+    fn q_outputs(&self) -> usize {
+        self.linear.outputs() - self.kv_widths.iter().sum::<usize>()
     }
 
     /// The rotary embedding to apply where the product is split; none with norms, which come first.
@@ -81,28 +92,71 @@ impl Qkv {
         Ok(())
     }
 
-    /// The product, split into the wanted ones of queries, keys and values. A replay of one of them computes the whole
+    /// The product, split into the wanted ones of queries, keys, values and gates. A replay of one of them computes the whole
     /// product, because a part of it might have other bits.
-    fn project(&self, pass: &mut Pass, x: In, parts: &mut [Option<Buffer>; 3]) -> Result {
+    fn project(&self, pass: &mut Pass, x: In, parts: &mut [Option<Buffer>; 4]) -> Result {
         if parts.iter().all(Option::is_none) {
             return self.linear.forward(pass, None, x);
         }
-        let mut qkv = pass.temporary("qkv", [x.dims()[0], self.linear.outputs()])?;
+        let tokens = x.dims()[0];
+        let mut qkv = pass.temporary("qkv", [tokens, self.linear.outputs()])?;
         self.linear.forward(pass, qkv.view_mut(), x)?;
-        let [q, k, v] = parts.each_mut().map(written);
-        Ok(pass.kernels().run(SplitQkv {
+        let [q, k, v, gate] = parts.each_mut().map(written);
+        let is_apart = self.has_gate && (q.is_some() || gate.is_some());
+        let mut q_and_gate = match is_apart {
+            true => Some(pass.temporary("q_and_gate", [tokens, self.q_outputs()])?),
+            false => None,
+        };
+        let (q, apart) = match written(&mut q_and_gate) {
+            Some(joined) => (Some(joined), [q, gate]),
+            None => (q, [None, None]),
+        };
+        pass.kernels().run(SplitQkv {
             q,
             k,
             v,
             qkv: qkv.view(),
             kv_widths: self.kv_widths,
             turn: self.turn(pass),
-        })?)
+        })?;
+        drop(qkv);
+        match &q_and_gate {
+            Some(joined) => self.parted(pass, joined, apart),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies the queries and gates of each head to tensors of their own.
+    fn parted(&self, pass: &Pass, joined: &Buffer, parts: [Option<Out>; 2]) -> Result {
+        let tokens = joined.dims()[0];
+        for (out, columns) in parts.into_iter().zip(self.parts_of_head()) {
+            if let Some(out) = out {
+                pass.kernels().run(Copy {
+                    out: out.reshape(self.by_head(tokens, 1)),
+                    x: joined
+                        .view()
+                        .reshape(self.by_head(tokens, 2))
+                        .columns(columns),
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A row for each head of each token, with so many parts of it.
+    fn by_head(&self, tokens: usize, parts: usize) -> [usize; 2] {
+        let heads = self.widths()[0] / self.head_dim;
+        [tokens * heads, parts * self.head_dim]
+    }
+
+    /// The columns of a head's queries, and of its gate, among what the projection of queries makes for it.
+    fn parts_of_head(&self) -> [Range<usize>; 2] {
+        [0..self.head_dim, self.head_dim..2 * self.head_dim]
     }
 
     /// Queries, keys and values where there are no norms.
     fn plain(&self, pass: &mut Pass, x: In) -> Result {
-        let mut parts = [None, None, None];
+        let mut parts = [None, None, None, None];
         for (part, made) in parts.iter_mut().zip(Qkv::MADE) {
             *part = pass.output(made)?;
         }
@@ -118,7 +172,11 @@ impl Qkv {
     fn normalised(&self, pass: &mut Pass, heads: &HeadNorms, x: In) -> Result {
         let mut before = [None, None];
         let mut is_kept = [false, false];
-        let mut parts = [None, None, pass.output(Qkv::V)?];
+        let gate = match self.has_gate {
+            true => pass.output(Qkv::GATE)?,
+            false => None,
+        };
+        let mut parts = [None, None, pass.output(Qkv::V)?, gate];
         for (which, raw) in Qkv::RAW.into_iter().enumerate() {
             let fresh = pass.output(raw)?;
             is_kept[which] = fresh.is_some();
@@ -130,8 +188,11 @@ impl Qkv {
             };
         }
         self.project(pass, x, &mut parts)?;
-        let [q_raw, k_raw, v] = parts;
+        let [q_raw, k_raw, v, gate] = parts;
         pass.put(Qkv::V, v);
+        if self.has_gate {
+            pass.put(Qkv::GATE, gate);
+        }
         for (which, fresh) in [q_raw, k_raw].into_iter().enumerate() {
             let (made, raw) = (Qkv::MADE[which], Qkv::RAW[which]);
             let mut out = pass.output(made)?;
@@ -158,6 +219,10 @@ impl Qkv {
             }
             (dq, dk) = (heads.backward(pass, 0, dq)?, heads.backward(pass, 1, dk)?);
         }
+        if self.has_gate {
+            let dgate = pass.gradient(Qkv::GATE);
+            dq = self.joined_with_gate(pass, [dq, dgate])?;
+        }
         let mut joined = pass.temporary("d_qkv", [dq.dims()[0], self.linear.outputs()])?;
         let (kernels, turn) = (pass.kernels(), self.turn(pass));
         let largest = pass.largest_gradient_to_find(self.linear.fp8_layer());
@@ -169,6 +234,22 @@ impl Qkv {
             turn,
             largest,
         })?;
+        Ok(joined)
+    }
+}
+
+impl Qkv {
+    /// The gradients of queries and of gates, those of each head side by side.
+    fn joined_with_gate(&self, pass: &Pass, parts: [Buffer; 2]) -> Result<Buffer> {
+        let tokens = parts[0].dims()[0];
+        let mut joined = pass.temporary("d_q_and_gate", [tokens, self.q_outputs()])?;
+        for (part, columns) in parts.iter().zip(self.parts_of_head()) {
+            let out = joined.view_mut().reshape(self.by_head(tokens, 2));
+            pass.kernels().run(Copy {
+                out: out.columns(columns),
+                x: part.view().reshape(self.by_head(tokens, 1)),
+            })?;
+        }
         Ok(joined)
     }
 }
@@ -207,10 +288,11 @@ impl Stage for Qkv {
         let raw = self.norms.iter().flat_map(|_| Qkv::RAW);
         let extents = || self.widths().map(Extent::tokens);
         let made = Qkv::MADE.into_iter().zip(extents());
+        let gate = self.has_gate.then(|| (Qkv::GATE, extents()[0]));
         let read = self.linear.backward_reads(self.input);
         Io {
             reads: vec![self.input],
-            writes: raw.clone().zip(extents()).chain(made).collect(),
+            writes: raw.clone().zip(extents()).chain(made).chain(gate).collect(),
             backward_reads: read.into_iter().chain(raw).collect(),
         }
     }

@@ -108,7 +108,7 @@ fn logits_are_those_of_whole_sequences() {
                 keys: 7 + 4,
                 values: None,
             };
-            assert_eq!(architecture.cache_shape().widths, widths);
+            assert_eq!(architecture.cache_shape().of_tokens(), (2, Some(widths)));
             let policy = Policy::keep_all_of(architecture.labels, 2);
             let mut run = Run::on_cpu(architecture, &policy);
             let sequences = [1, 2, 3].map(|seed| tokens(seed).0);

@@ -116,6 +116,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             head_dim: config.head_dim,
             norms: None,
             rotary: config.attention(0).rotary,
+            has_gate: false,
         }),
         Box::new(CoreAttention {
             kind,

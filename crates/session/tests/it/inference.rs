@@ -111,6 +111,35 @@ fn greedy_text_is_transformers_with_a_cache_and_without() {
     }
 }
 
+/// A text that goes on behind all that is cached, one that leaves it, and one of which nothing was drawn before. States of the gated
+/// delta rule cannot go back.
+#[test]
+fn a_text_that_goes_on_is_one_that_is_read_whole() {
+    for family in ["llama", "qwen3_5", "qwen3_next"] {
+        let (prompts, _) = reference(family);
+        let first = &prompts[2];
+        let mut inference = inference(family);
+        let mut text = inference.forward().cached_text(WINDOW).unwrap();
+        let mut go_on = |prompt: &[u32], max_tokens: usize| {
+            let wanted = greedy(max_tokens);
+            let [whole] = &generate(&mut inference, &[prompt.to_vec()], &wanted)[..] else {
+                panic!("there is one prompt");
+            };
+            let made = inference
+                .forward()
+                .continue_text(&mut text, (0, prompt), &wanted, |_| ());
+            let made = made.unwrap().tokens;
+            assert_eq!(&made, whole, "{family} after {prompt:?}");
+            [prompt, &made, &[3, 1]].concat()
+        };
+        let longer = go_on(first, 3);
+        go_on(&longer, 3);
+        let left = [&longer[..7], &[5, 2]].concat();
+        let longer = go_on(&left, 0);
+        go_on(&longer, 3);
+    }
+}
+
 #[test]
 fn tiles_of_tokens_change_no_token() {
     let without_experts = |family: &&str| settings(family, &[]).model.experts.is_none();
@@ -237,9 +266,20 @@ fn generation_needs_what_it_needs_on_shapes() {
             None => 2 * model.kv_heads * model.head_dim,
             Some(latent) => latent.kv + latent.rotary_dim,
         };
-        let formula = model.layers * of_layer * (WINDOW * 3) * 4;
+        let with_state = (0..model.layers).filter(|layer| model.has_delta(*layer));
+        let with_state = with_state.count();
+        let of_sequence = model.delta.as_ref().map_or([0; 2], |delta| {
+            let keys = delta.key_heads * delta.key_head_dim;
+            let values = delta.value_heads * delta.value_head_dim;
+            let rows = (delta.conv_width - 1) * (2 * keys + values);
+            [delta.key_head_dim * values, rows]
+        });
+        let of_tokens = (model.layers - with_state) * of_layer * WINDOW;
+        let [state, rows] = of_sequence.map(|elements| with_state * elements);
+        let leases = [of_tokens, state, rows].map(|elements| 3 * elements * 4);
+        let formula: usize = leases.map(|bytes| bytes.next_multiple_of(256)).iter().sum();
         let shape = settings.architecture().cache_shape();
-        let cache = KvCache::bytes(shape, settings.dtype, &[WINDOW; 3]);
+        let cache = KvCache::bytes(&shape, settings.dtype, &[WINDOW; 3]);
         assert_eq!(cache, formula as u64, "{family}");
         assert_eq!(held[0] - held[1], cache, "{family}");
         // Routers have places for their counts.

@@ -20,8 +20,8 @@ use crate::{
 };
 use data::{Format, Packing};
 use model::{
-    ActivationFunction, ExpertsConfig, LatentConfig, LoraInit, NormKind, NormPlacement,
-    PositionKind, QkNormExtent, RouterAuxKind, ScoreKind,
+    ActivationFunction, DeltaConfig, ExpertsConfig, LatentConfig, LoraInit, NormKind,
+    NormPlacement, PositionKind, QkNormExtent, RouterAuxKind, ScoreKind,
 };
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
@@ -81,6 +81,7 @@ fn full() -> Config {
             attn_logit_softcapping: Some(40.0),
             final_logit_softcapping: Some(20.0),
             attention_sinks: true,
+            attention_gate: true,
             logits_scaling: 10.0,
             init_std: 0.01,
             router_aux: 1.0 / 3.0,
@@ -107,6 +108,15 @@ fn full() -> Config {
                 rotary_dim: 6,
                 v_head_dim: 18,
                 neighbours: true,
+            }),
+            delta: Some(DeltaConfig {
+                key_heads: 3,
+                value_heads: 9,
+                key_head_dim: 10,
+                value_head_dim: 14,
+                conv_width: 5,
+                attention_layers: vec![1, 2],
+                by_key_head: true,
             }),
         },
         data: DataConfig {
@@ -308,10 +318,21 @@ fn parameters(model: &model::ModelConfig) -> usize {
         } else {
             2
         };
-        of_attention(model) + feed_forward + norms * hidden
+        let mixer = match &model.delta {
+            Some(delta) if model.has_delta(layer) => of_delta(model, delta),
+            _ => of_attention(model),
+        };
+        mixer + feed_forward + norms * hidden
     });
     let embeddings = if model.tie_embeddings { 1 } else { 2 };
     embeddings * model.vocab * hidden + layers.sum::<usize>() + hidden
+}
+
+fn of_delta(model: &model::ModelConfig, delta: &DeltaConfig) -> usize {
+    let values = delta.value_heads * delta.value_head_dim;
+    let mixed = 2 * delta.key_heads * delta.key_head_dim + values;
+    let products = model.hidden * (mixed + 2 * values + 2 * delta.value_heads);
+    products + mixed * delta.conv_width + 2 * delta.value_heads + delta.value_head_dim
 }
 
 fn of_attention(model: &model::ModelConfig) -> usize {
@@ -335,7 +356,8 @@ fn of_attention(model: &model::ModelConfig) -> usize {
     } else {
         0
     };
-    2 * hidden * q + 2 * hidden * kv + bias + o_bias + head_norms + sinks
+    let gate = if model.attention_gate { hidden * q } else { 0 };
+    2 * hidden * q + 2 * hidden * kv + bias + o_bias + head_norms + sinks + gate
 }
 
 fn of_experts(model: &model::ModelConfig, experts: &ExpertsConfig) -> usize {
@@ -384,6 +406,13 @@ fn presets_have_the_published_parameter_counts() {
         ("gemma-3-27b", 27_009_346_304),
         ("gpt-oss-20b", 20_914_757_184),
         ("gpt-oss-120b", 116_829_156_672),
+        ("qwen3.5-0.8b", 752_393_024),
+        ("qwen3.5-2b", 1_881_825_088),
+        ("qwen3.5-4b", 4_205_751_296),
+        ("qwen3.5-9b", 8_953_803_264),
+        ("qwen3.5-27b", 26_895_998_464),
+        ("qwen3.5-35b-a3b", 34_660_610_688),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
         ("gpt2", 124_439_808),
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),

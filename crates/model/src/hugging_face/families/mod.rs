@@ -7,6 +7,7 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod experts;
 mod gaps;
+mod gated_delta;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -26,7 +27,10 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 mod windows;
 
@@ -40,7 +44,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// All families. A model that names none is written as the first that has all its features.
-const FAMILIES: [&Description; 21] = [
+const FAMILIES: [&Description; 24] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -62,6 +66,9 @@ const FAMILIES: [&Description; 21] = [
     &ministral3::FAMILY,
     &glm4_moe::FAMILY,
     &glm4_moe_lite::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_5::FAMILY,
+    &qwen3_5_moe::FAMILY,
 ];
 
 /// What a family's file says.
@@ -285,6 +292,9 @@ mod tests {
             ("gemma2", 4, 256, 1e-6, 1e4, true),
             ("gemma3_text", 4, 256, 1e-6, 1e6, true),
             ("gpt_oss", 8, 64, 1e-5, 150_000.0, false),
+            ("qwen3_next", 2, 256, 1e-6, 1e4, false),
+            ("qwen3_5_text", 4, 256, 1e-6, 1e4, false),
+            ("qwen3_5_moe_text", 2, 256, 1e-6, 1e4, false),
         ] {
             let config = read(family);
             let found = (config.kv_heads, config.head_dim, config.norm_eps);
@@ -315,6 +325,19 @@ mod tests {
         ));
         assert_eq!(gpt_oss.sliding_window, Some(128));
         assert_eq!((gpt_oss.swiglu_alpha, gpt_oss.swiglu_limit), (1.702, 7.0));
+        let next = read("qwen3_next");
+        assert_eq!(
+            (next.rotary_dim(), next.experts.unwrap().normed),
+            (64, true)
+        );
+        let delta = next.delta.unwrap();
+        let widths = [delta.key_heads, delta.value_heads, delta.mixed_width()];
+        assert_eq!(
+            (widths, &delta.attention_layers[..]),
+            ([16, 32, 8192], &[3, 7][..])
+        );
+        let every_second = read_with("qwen3_5_text", json!({"full_attention_interval": 2}));
+        assert_eq!(every_second.delta.unwrap().attention_layers, [1, 3, 5, 7]);
         let olmo3 = read("olmo3");
         let windows = (olmo3.sliding_window, &olmo3.full_attention_layers[..]);
         assert_eq!(windows, (Some(4096), &[3, 7][..]));

@@ -407,6 +407,7 @@ fn block(
         head_dim: attention.qk_head_dim,
         norms: None,
         rotary: config.attention(0).rotary,
+        has_gate: false,
     }));
     stages.push(Box::new(CoreAttention {
         kind,

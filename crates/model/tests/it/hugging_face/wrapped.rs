@@ -181,3 +181,49 @@ fn a_wrapper_of_another_class_or_without_a_text_part_is_refused() {
         assert!(said.contains(expected), "{said}");
     }
 }
+
+/// Layers that predict a second token have names of their own in these, and the outer key says whether the head is tied.
+#[test]
+fn folders_of_qwen_are_read_without_pictures_and_predictors() {
+    for (text, class) in [
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    ] {
+        let folder = changed(text, |tensors| {
+            let own = std::mem::take(tensors).into_iter();
+            *tensors = own.map(|(name, it)| (NAMES[1](&name), it)).collect();
+            for name in ["model.visual.patch_embed.weight", "mtp.fc.weight"] {
+                tensors.insert(name.into(), (Dtype::I32, vec![1], vec![0; 4]));
+            }
+        });
+        let mut own = config(&golden(text)).as_object().unwrap().clone();
+        own.remove("architectures").unwrap();
+        let is_tied = own.remove("tie_word_embeddings").unwrap();
+        let wrapper = json!({
+            "architectures": [class], "model_type": text, "text_config": own, "tie_word_embeddings": is_tied,
+            "vision_config": {"model_type": "qwen3_5_vision", "depth": 1},
+        });
+        let path = folder.path().join("config.json");
+        std::fs::write(path, wrapper.to_string()).unwrap();
+        let plain = Shape::of(&Origin::read(&golden(text)).unwrap());
+        let origin = Origin::read(folder.path()).unwrap();
+        let shape = Shape::of(&origin);
+        assert_eq!(shape.config, plain.config);
+        assert!(shape.read(folder.path()) == plain.read(&golden(text)));
+        let weights = ModelWeights::open(folder.path(), &shape.parameters).unwrap();
+        let said = weights.left_out().unwrap().to_string();
+        for word in [
+            "`model.visual.*`",
+            "neither trained nor exported",
+            "`mtp.*`",
+            "second token",
+        ] {
+            assert!(said.contains(word), "{said}");
+        }
+        let out = tempfile::tempdir().unwrap();
+        let files = origin.files(&shape.config, 19, DType::F32);
+        let source = weights.converted(DType::F32);
+        write_model(&Disk, out.path(), &files, &source, u64::MAX).unwrap();
+        assert!(tensors(out.path()) == tensors(&golden(text)));
+    }
+}
