@@ -50,6 +50,7 @@ pub fn table() -> Vec<Case> {
         "setp.gt.u32",
         "setp.gt.u64",
         "setp.gtu.f32",
+        "setp.le.s32",
         "setp.le.u64",
         "setp.leu.f32",
         "setp.leu.f64",

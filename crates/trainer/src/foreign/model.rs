@@ -20,12 +20,15 @@ const KINDS: [&str; 9] = [
 ];
 
 /// Models that have the shape of a preset of another name.
-const SAME_SHAPE: [(&str, &str); 5] = [
+const SAME_SHAPE: [(&str, &str); 8] = [
     ("llama-3.1-8b", "llama-3-8b"),
     ("llama-3.1-70b", "llama-3-70b"),
     ("llama-3.3-70b", "llama-3-70b"),
     ("llama-3-405b", "llama-3.1-405b"),
     ("deepseek-r1", "deepseek-v3"),
+    ("qwen3.6-27b", "qwen3.5-27b"),
+    ("qwen3.6-35b-a3b", "qwen3.5-35b-a3b"),
+    ("qwen3.8-27b", "qwen3.5-27b"),
 ];
 
 /// How the rotary embedding of Llama 3.1 and 3.3 is stretched, in which they differ from Llama 3.
@@ -61,6 +64,11 @@ mod tests {
             ("NousResearch/Llama-3.2-1B", Some("llama-3.2-1b")),
             ("Qwen/Qwen2.5-7B-Instruct", Some("qwen2.5-7b")),
             ("Qwen/Qwen3-30B-A3B", Some("qwen3-30b-a3b")),
+            (
+                "Qwen/Qwen3-Next-80B-A3B-Instruct",
+                Some("qwen3-next-80b-a3b"),
+            ),
+            ("Qwen/Qwen3.6-27B", Some("qwen3.5-27b")),
             ("mistralai/Mixtral-8x7B-Instruct-v0.1", Some("mixtral-8x7b")),
             ("deepseek-ai/DeepSeek-V3-Base", Some("deepseek-v3")),
             ("openai-community/gpt2-xl", Some("gpt2-xl")),

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use candle_core::{DType, Device, Tensor};
 use data::{MASKED, MicroBatch, StepBatch};
-use model::{Parameter, Transposition};
+use model::{MatrixOrder, Parameter, Transposition};
 use session::NamedStateCopy;
 use settings::Config;
 
@@ -190,5 +190,13 @@ fn turned(tensor: &Tensor, of: Transposition) -> candle_core::Result<Tensor> {
     let sizes = [&[of.matrices][..], &of.rows, &of.columns].concat();
     let swapped = [0, 5, 4, 6, 2, 1, 3];
     let turned = tensor.reshape(sizes)?.permute(swapped.as_slice())?;
-    turned.contiguous()
+    if of.order == MatrixOrder::Same {
+        return turned.contiguous();
+    }
+    let places = (0..of.matrices).map(|matrix| of.place_in_memory(matrix) as u32);
+    let places = Tensor::from_iter(places, tensor.device())?;
+    turned
+        .contiguous()?
+        .flatten_from(1)?
+        .index_select(&places, 0)
 }

@@ -122,9 +122,13 @@ fn adapters_on_a_folder_of_each_family_are_merged() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/transformers");
     for family in families::FAMILIES {
         let folder = format!("{golden}/{family}");
-        let data = format!("--data {folder}/batches.safetensors --set data.any_tokenizer=true");
+        let reference = place.text(&format!("{folder}/reference.json"));
+        let seq = serde_json::from_str::<Value>(&reference).unwrap()["seq"].clone();
+        let data = format!(
+            "--data {folder}/batches.safetensors --set data.any_tokenizer=true --seq {seq}"
+        );
         let train = format!(
-            "train --init-from {folder} {data} --seq 19 --micro-batch 2 --lora 2 --lr 0.05 --steps 3"
+            "train --init-from {folder} {data} --micro-batch 2 --lora 2 --lr 0.05 --steps 3"
         );
         let [adapter, merged] = ["adapter", "merged"].map(|kind| format!("{family}-{kind}"));
         let train = format!("{train} --save-final {adapter} --out {family}-run");
@@ -132,7 +136,7 @@ fn adapters_on_a_folder_of_each_family_are_merged() {
         let export = format!("export {adapter} --merge --out {merged}");
         place.trainer(&export).succeeds();
         let [base, adapted, merged_loss] = [&folder, &adapter, &merged].map(|model| {
-            let eval = format!("eval {model} {data} --seq 19 --json");
+            let eval = format!("eval {model} {data} --json");
             let told = place.trainer(&eval).succeeds().stdout;
             let record: Value = serde_json::from_str(&told).unwrap();
             record["loss"].as_f64().unwrap()

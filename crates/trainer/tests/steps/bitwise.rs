@@ -2,11 +2,11 @@
 
 use crate::common::side_by_side::side_by_side;
 use crate::common::{
-    ATTENTIONS, DTYPES, MODES, dtypes_and_attentions, every_activation, odd_model, parameters,
-    plan, session, settings, step_batch, variants,
+    ATTENTIONS, DTYPES, MODES, OF_VARIANTS, VARIANTS, dtypes_and_attentions, every_activation,
+    odd_model, parameters, plan, session, settings, step_batch, variants,
 };
 use memory::{DType, Memory};
-use model::{Action, Attention, Labels, ModelConfig, Policy, ReplayCounts};
+use model::{Action, Attention, ModelConfig, Policy, ReplayCounts};
 use proptest::prelude::*;
 use session::Session;
 use settings::Settings;
@@ -210,8 +210,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     let activations = every_activation(&variants(LAYERS));
     let all = LAYERS * activations.len();
     proptest::collection::vec(any::<bool>(), all).prop_map(move |dropped| {
-        // It has the labels of all variants.
-        let mut policy = Policy::keep_all_of(Labels::NORMS_BEHIND, LAYERS);
+        let mut policy = Policy::keep_all_of(OF_VARIANTS, LAYERS);
         for (index, dropped) in dropped.into_iter().enumerate() {
             let (layer, activation) = (index % LAYERS, activations[index / LAYERS]);
             if dropped {
@@ -226,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..7) {
+    fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..VARIANTS) {
         let (name, model) = variants(LAYERS)[variant].clone();
         for (dtype, attention) in dtypes_and_attentions() {
             let none = Settings { attention, ..settings(model.clone(), dtype, "none") };

@@ -3,7 +3,7 @@
 
 use crate::common::elsewhere::{forms, state, with_form};
 use crate::common::side_by_side::side_by_side;
-use crate::common::{assert_as_planned, odd_model, step_batch};
+use crate::common::{assert_as_planned, hybrid, odd_model, step_batch};
 use kernels::Target;
 use kernels::cuda::{Cuda, KernelKind};
 use memory::{DType, Memory};
@@ -192,6 +192,13 @@ fn models() -> Vec<Row> {
         (
             "tiny-mla, f32",
             settings(preset("tiny-mla"), 0, 40, Attention::Flash),
+            PerFamily::SM80,
+            1e-6,
+            2e-5,
+        ),
+        (
+            "Qwen3.5, f32",
+            settings(hybrid(LAYERS), 0, 71, Attention::Flash),
             PerFamily::SM80,
             1e-6,
             2e-5,

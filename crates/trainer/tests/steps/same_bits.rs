@@ -101,6 +101,9 @@ fn assert_they_differ(number: usize, run: &Run, folder: &Path, seen: &Seen) {
     }
     let (choice, undone) = &possible[number % possible.len()];
     let is_shown = figures(&run.moved(folder).unwrap()) != figures(undone);
+    if !is_shown {
+        println!("{choice} does not show in: {run}");
+    }
     seen.lock().unwrap().entry(choice.clone()).or_default()[usize::from(is_shown)] += 1;
 }
 

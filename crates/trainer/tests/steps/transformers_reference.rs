@@ -26,7 +26,7 @@ fn open(family: &str) -> Golden {
 fn every_family_agrees_with_transformers() {
     for family in FAMILIES {
         let is_mixture = family.contains("moe")
-            || ["mixtral", "deepseek", "gpt_oss"]
+            || ["mixtral", "deepseek", "gpt_oss", "qwen3_next"]
                 .iter()
                 .any(|name| family.starts_with(name));
         let ways = [
@@ -127,6 +127,13 @@ fn the_tolerances_see_likely_mistakes() {
         ("gpt_oss", "gate_before_up"),
         ("gpt_oss", "softmax_before_top_k"),
         ("gpt_oss", "ramp_rounded"),
+        ("qwen3_next", "flat_split"),
+        ("qwen3_next", "norms_without_one"),
+        ("qwen3_next", "state_leaks"),
+        ("qwen3_next", "weights_not_normed"),
+        ("qwen3_5", "state_leaks"),
+        ("qwen3_5", "gated_norm_with_one"),
+        ("qwen3_5", "whole_heads_turned"),
     ] {
         let golden = open(family);
         let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);

@@ -1,7 +1,7 @@
 //! The models here that transformers trained, for the tests of every crate.
 
 /// A folder beside this file each.
-pub const FAMILIES: [&str; 36] = [
+pub const FAMILIES: [&str; 39] = [
     "llama",
     "llama3",
     "llama_biases",
@@ -38,4 +38,7 @@ pub const FAMILIES: [&str; 36] = [
     "glm4_moe_lite",
     "gpt_oss",
     "gpt_oss_mxfp4",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 ];

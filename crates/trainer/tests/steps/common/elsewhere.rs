@@ -31,7 +31,17 @@ pub fn forms() -> Vec<Form> {
 
 /// Llama, with its head tied and not, biases, Qwen3's norms, GPT-2, and what newer families have.
 pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
-    let [bias, norm, tied, gpt2, behind, both, multipliers, share] = variants(layers);
+    let [
+        bias,
+        norm,
+        tied,
+        gpt2,
+        behind,
+        both,
+        multipliers,
+        share,
+        delta,
+    ] = variants(layers);
     let other_head = |model: &ModelConfig| ModelConfig {
         tie_embeddings: !model.tie_embeddings,
         ..model.clone()
@@ -50,6 +60,7 @@ pub fn models(layers: usize) -> Vec<(&'static str, ModelConfig)> {
         both,
         multipliers,
         share,
+        delta,
     ]
 }
 

@@ -1,8 +1,9 @@
 //! Small models with experts.
 
-use super::odd_model;
+use super::{hybrid, odd_model};
 use model::{
-    ActivationFunction, ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind, ScoreKind,
+    ActivationFunction, DeltaConfig, ExpertsConfig, LatentConfig, ModelConfig, RouterAuxKind,
+    ScoreKind,
 };
 
 /// Their layers.
@@ -72,11 +73,30 @@ pub fn gpt_oss() -> ModelConfig {
     }
 }
 
+/// Qwen3-Next: layers of the gated delta rule, whose files have projections by key head, around one of attention with a gate.
+pub fn qwen_next() -> ModelConfig {
+    let delta = hybrid(LAYERS).delta;
+    ModelConfig {
+        router_aux: 0.05,
+        experts: Some(ExpertsConfig {
+            shared_ffn: 44,
+            shared_gate: true,
+            ..ExpertsConfig::plain([5, 2, 36])
+        }),
+        delta: delta.map(|delta| DeltaConfig {
+            by_key_head: true,
+            ..delta
+        }),
+        ..hybrid(LAYERS)
+    }
+}
+
 /// All, with their names.
-pub fn models() -> [(&'static str, ModelConfig); 3] {
+pub fn models() -> [(&'static str, ModelConfig); 4] {
     [
         ("Qwen2-MoE", qwen()),
         ("DeepSeek-V3", deepseek()),
         ("gpt-oss", gpt_oss()),
+        ("Qwen3-Next", qwen_next()),
     ]
 }

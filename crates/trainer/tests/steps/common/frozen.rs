@@ -26,8 +26,11 @@ pub fn patterns(model: &ModelConfig, choice: usize) -> Vec<String> {
         NormKind::Rms => llama,
         NormKind::Layer => gpt2,
     };
-    of_family[choice]
-        .iter()
-        .map(|text| text.to_string())
-        .collect()
+    let is_all_matrices = choice == 3 && model.delta.is_some();
+    let of_delta: &[&str] = match is_all_matrices {
+        true => &["*.in_proj_*", "*.conv1d.*"],
+        false => &[],
+    };
+    let all = of_family[choice].iter().chain(of_delta);
+    all.map(|text| text.to_string()).collect()
 }

@@ -16,8 +16,9 @@ use fakes::Threads;
 use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
-    Activation, ActivationFunction, Architecture, Attention, Labels, ModelConfig, NormKind,
-    NormPlacement, OffloadLabels, Policy, PositionKind, QkNormExtent, RopeScaling,
+    Activation, ActivationFunction, Architecture, Attention, DeltaConfig, Label, Labels,
+    ModelConfig, NormKind, NormPlacement, OffloadLabels, Policy, PositionKind, QkNormExtent,
+    RopeScaling,
 };
 use optim::{Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
@@ -69,22 +70,60 @@ pub fn odd_model(layers: usize) -> ModelConfig {
     }
 }
 
+/// The odd model with the gated delta rule in all layers but one, whose attention has a gate (Qwen3.5).
+pub fn hybrid(layers: usize) -> ModelConfig {
+    ModelConfig {
+        qk_norm: true,
+        zero_centered_norm: true,
+        attention_gate: true,
+        rotary_share: 0.5,
+        delta: Some(DeltaConfig {
+            key_heads: 2,
+            value_heads: 16,
+            key_head_dim: 16,
+            value_head_dim: 3,
+            conv_width: 4,
+            attention_layers: vec![1],
+            by_key_head: false,
+        }),
+        ..odd_model(layers)
+    }
+}
+
 /// Every activation that some model has, under either kind of attention.
 pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activation> {
     let mut all = Vec::new();
     for (_, model) in models {
         for attention in [Attention::Eager, Attention::Flash] {
             let architecture = Architecture::of(model, attention);
-            let activations = architecture.blocks[0].activations();
-            let new = activations.map(|(activation, _)| activation);
-            all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
+            for block in &architecture.blocks {
+                let new = block.activations().map(|(activation, _)| activation);
+                all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
+            }
         }
     }
     all
 }
 
+/// The number of [`variants`].
+pub const VARIANTS: usize = 9;
+
+/// The labels of all of them.
+pub const OF_VARIANTS: Labels = Labels::new(&[
+    Label::BLOCK_INPUT,
+    Label::LAYERNORM,
+    Label::QKV,
+    Label::CORE_ATTN,
+    Label::ATTN_VALUE,
+    Label::GDN_NORM_OUT,
+    Label::NORM_INPUT,
+    Label::ATTN_OUT,
+    Label::MLP,
+    Label::MLP_ACT,
+]);
+
 /// The odd model with the features that families of models differ in.
-pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 8] {
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); VARIANTS] {
     let plain = odd_model(layers);
     let bias = ModelConfig {
         qkv_bias: true,
@@ -177,6 +216,7 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 8] {
         ("norms on both sides, caps", both),
         ("multipliers", multipliers),
         ("a share of heads turned", share),
+        ("Qwen3.5", hybrid(layers)),
     ]
 }
 

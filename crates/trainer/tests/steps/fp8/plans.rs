@@ -5,7 +5,7 @@ use crate::common::ranks::{of_rank, ranks};
 use crate::common::{offloading, plan};
 use crate::fp8::runs::{in_fp8, models, products, with};
 use memory::{Home, Homes, Window};
-use model::{Fp8Products, ModelConfig, NamePatterns, NormPlacement};
+use model::{Fp8Products, ModelConfig, NamePatterns, NormPlacement, Stored};
 use planner::Plan;
 use settings::{Pipeline, PipelineSchedule, Settings};
 use std::ops::Range;
@@ -49,8 +49,10 @@ fn activations_are_smaller_as_codes() {
 fn elements_in_blocks(settings: &Settings) -> u64 {
     let architecture = settings.architecture();
     let matrices = architecture.parameters.in_layout();
-    let in_blocks =
-        matrices.filter(|one| one.shape.len() == 2 && matches!(one.part, memory::Layer::Block(_)));
+    let in_blocks = matrices.filter(|one| {
+        let is_of_products = one.shape.len() == 2 && one.stored != Stored::Convolution;
+        is_of_products && matches!(one.part, memory::Layer::Block(_))
+    });
     in_blocks.map(|one| one.elements() as u64).sum()
 }
 
