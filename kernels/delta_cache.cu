@@ -94,7 +94,7 @@ template <typename T> struct CachedLayer {
     int key_heads, value_heads, key_dim, value_dim;
 };
 
-// What a lane knows of a token.
+// A token as a lane reads it.
 template <typename T> struct LaneToken {
     LaneKeys<T> query, key;
     T value, a, b;

@@ -140,7 +140,7 @@ struct Gates {
     SharedArray<double> sums;
     SharedArray<int> documents;
 
-    // What is left of token `from` at `token`; nothing of another document's.
+    // The factor on token `from` at `token`; 0 if it is of another document.
     __device__ float decay(int token, int from) const {
         const int document = documents[token], other = documents[from];
         const double sum = sums[token], before = sums[from];
@@ -293,7 +293,7 @@ template <typename T> __device__ void solve(const DeltaTile<T> &tile, const Delt
 template <typename T> __device__ void store_outputs(T *out, const DeltaTile<T> &tile, const DeltaChunk &chunk) {
     const SharedArray<float> shared = tile.shared;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    // Of each warp a query, then of each its scores.
+    // A query for each warp, then its scores.
     const int query = tile.end() + warp * tile.of.key_dim, p = tile.end() + DELTA_WARPS * tile.of.key_dim + warp * CHUNK;
     for (int token = warp; token < chunk.tokens; token += DELTA_WARPS) {
         tile.load_query(chunk, token, query);
@@ -486,7 +486,7 @@ template <typename T> struct ChunkGradients {
     int thread, row, lane, first_head;
     bool exists;
     float dq[OWN_KEYS] = {}, dk[OWN_KEYS] = {};
-    // Of a value head: gradients of A and P, those of the row's `beta` and of what it keeps, and of the state.
+    // For one value head: gradients of A and P, of the row's `beta`, of its factor at the end, and of the state.
     float da[OWN_SCORES], dp[OWN_SCORES];
     float beta, front, to_end, dbeta, of_front, of_end, of_state;
 
@@ -749,7 +749,7 @@ template <typename T> struct GateGradients {
     float *a_log_parts, *dt_bias_parts;
 };
 
-// Of each token the gradients of `beta`, of the running sum of decays, and of what is kept of it at the end.
+// Gradients for each token: of `beta`, of the running sum of decays, and of its factor at the end.
 struct DecayGradients {
     SharedArray<float> dbeta, dc, of_end;
 };

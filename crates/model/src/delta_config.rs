@@ -1,4 +1,4 @@
-//! What a configuration says of layers with the gated delta rule.
+//! The shape of layers with the gated delta rule, as a configuration gives it.
 
 use kernels::operation::DeltaShape;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub struct DeltaConfig {
     pub by_key_head: bool,
 }
 
-/// What published models have.
+/// The width in published models.
 fn conv_width() -> usize {
     4
 }

@@ -9,7 +9,7 @@ use kernels::operation::CACHE_BLOCK;
 use memory::{Buffer, Category, DType, In, Memory, Out, round_up};
 use std::ops::Range;
 
-/// What every layer keeps of sequences.
+/// Keys and values, or states, of sequences that are being generated, for every layer.
 pub struct KvCache {
     /// `[layers with attention, blocks 16 widths]`: the keys of the first, its values, the keys of the next, and so on.
     keys_and_values: Buffer,
@@ -21,7 +21,7 @@ pub struct KvCache {
     states: Option<States>,
 }
 
-/// What layers with the gated delta rule keep, each for all sequences.
+/// States of all sequences, and the last rows of their convolutions, for layers with the gated delta rule.
 struct States {
     /// `[layers, sequences, value_heads, K, V]` f32, as rows of a layer.
     states: Buffer,
@@ -32,11 +32,11 @@ struct States {
 /// How much a cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// What each block of the model keeps.
+    /// An entry for each block of the model.
     pub layers: Vec<LayerCacheShape>,
 }
 
-/// What a block keeps.
+/// How much a block keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerCacheShape {
     /// Attention: so many elements of each token.
@@ -45,7 +45,7 @@ pub enum LayerCacheShape {
     State(StateShape),
 }
 
-/// What the gated delta rule keeps of a sequence.
+/// The sizes of a sequence's state in a layer with the gated delta rule, and of its convolution's last rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateShape {
     /// Heads, and width of keys and of values: the state in f32.
@@ -260,7 +260,7 @@ fn row(of: &mut Buffer, layer: usize) -> Out<'_> {
 }
 
 impl CachedSequences<'_> {
-    /// What attention of a layer keeps.
+    /// The part of a layer with attention.
     pub(crate) fn of_layer(&mut self, layer: usize) -> LayerCache<'_> {
         let (place, LayerCacheShape::Tokens(widths)) = (
             self.cache.shape.place(layer),
@@ -281,7 +281,7 @@ impl CachedSequences<'_> {
         }
     }
 
-    /// What the gated delta rule of a layer keeps.
+    /// The part of a layer with the gated delta rule.
     pub(crate) fn state_of_layer(&mut self, layer: usize) -> LayerState<'_> {
         let (place, LayerCacheShape::State(shape)) = (
             self.cache.shape.place(layer),

@@ -135,7 +135,7 @@ impl<'a> Pass<'a> {
         matches!(self.work.purpose, Purpose::Inference(Some(_)))
     }
 
-    /// What the cache has of earlier tokens for the gated delta rule of the running stage's layer, beside parameters.
+    /// The states that the cache has for the gated delta rule of the running stage's layer, beside parameters; none without a cache.
     pub(crate) fn state_and_parameters<const N: usize>(
         &mut self,
         ids: [ParameterId; N],

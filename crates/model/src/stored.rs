@@ -149,7 +149,7 @@ impl HeadParts {
 /// The order of several matrices in memory. Files may have another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatrixOrder {
-    /// That of files.
+    /// Files have the same.
     #[default]
     Same,
     /// By parts of heads; files have them by heads.

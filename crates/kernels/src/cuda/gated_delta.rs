@@ -21,7 +21,7 @@ const PARTING: Parting = Parting {
     parts_max: 256,
 };
 
-/// What the kernels of a convolution get: input, weight, documents and sizes.
+/// The arguments that all kernels of a convolution share: input, weight, documents and sizes.
 fn convolution(x: &In, weight: &In, seq: usize, documents: &Option<In>) -> [Argument; 7] {
     let [columns, taps] = [0, 1].map(|dim| weight.dims()[dim]);
     arguments![
@@ -89,7 +89,7 @@ const SCORES: usize = CHUNK + 1;
 const TILE: usize = VALUE_TILE + 1;
 const NARROW_TILE: usize = 5;
 
-/// What all kernels of the rule get of a layer.
+/// The arguments that all kernels of the rule share: a layer's inputs and sizes.
 fn layer(
     [mixed, b, a, a_log, dt_bias]: [&In; 5],
     documents: &Option<In>,

@@ -20,7 +20,7 @@ impl Documents {
         Documents(lengths.to_vec())
     }
 
-    /// Of each token, the place of its document's first token in its sequence.
+    /// The place in its sequence at which each token's document begins.
     pub fn firsts(&self, [batch, seq]: [usize; 2]) -> Vec<usize> {
         let of_sequence = |sequence: usize| {
             let lengths = self.0.iter().cycle().skip(sequence);
@@ -59,7 +59,7 @@ struct Delta {
     fading: f64,
 }
 
-/// What the rule gets, with the gradient of its output, and what the gradients of `a_log` and `dt_bias` are added to.
+/// The inputs of the rule, the gradient of its output, and what the gradients of `a_log` and `dt_bias` are added to.
 #[derive(Clone)]
 struct Tensors {
     mixed: Host,

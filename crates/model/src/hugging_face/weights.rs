@@ -83,7 +83,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// What is in the files and not read: layers that predict a second token (DeepSeek-V3), the part for pictures, or both.
+    /// The tensors that the files have and nobody reads: layers that predict a second token (DeepSeek-V3), the part for pictures, or both.
     pub fn left_out(&self) -> Option<&LeftOut> {
         self.left_out.as_ref()
     }

@@ -28,7 +28,7 @@ pub struct DeltaColumns {
 }
 
 impl DeltaColumns {
-    /// What the projections wrote: queries, keys and values, z, b and a.
+    /// The output of the joined projections: queries, keys and values, z, b and a.
     pub const IN: Activation = Activation::new("gdn_in", "d_gdn_in", Label::QKV);
 
     fn of(delta: &DeltaConfig) -> DeltaColumns {

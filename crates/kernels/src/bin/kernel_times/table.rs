@@ -54,7 +54,7 @@ fn delta(m: &ModelShapes) -> DeltaShape {
     DeltaShape { batch, seq, key_heads, value_heads, key_dim: m.head_dim, value_dim: m.head_dim }
 }
 
-/// What such a layer's rule gets: `mixed`, `b`, `a`, `a_log`, `dt_bias`.
+/// The inputs of the rule in such a layer: `mixed`, `b`, `a`, `a_log`, `dt_bias`.
 fn of_delta<'a>(shape: DeltaShape, o: &'a CaseTensors) -> [memory::In<'a>; 5] {
     let gates = [0, 1].map(|_| o.input(BF16, shape.gates()));
     let of_heads = [0, 1].map(|_| o.input(F32, [shape.value_heads]));

@@ -73,7 +73,7 @@ fn add_sums<G: Real>(gradient: Out, replace: bool, sum_of: impl Fn(usize) -> f32
     }
 }
 
-/// What the backward pass gets and writes.
+/// Inputs and outputs of the backward pass.
 #[derive(Clone, Copy)]
 struct Given<'a, T> {
     dout: In<'a>,
@@ -99,9 +99,9 @@ struct OfKeyHead<'a, T> {
     /// Gradients of `A` and `P`, with zeros above the diagonal.
     da: &'a mut [f32],
     dp: &'a mut [f32],
-    /// Of each value head, the gradient of the state behind the chunk.
+    /// The gradients of the states behind the chunk, one for each value head.
     dstates: &'a mut [f32],
-    /// Of each value head, the gradients of `a_log`, then those of `dt_bias`.
+    /// The gradients of `a_log` of all value heads, then those of `dt_bias`.
     sums: &'a mut [f32],
 }
 

@@ -1,4 +1,4 @@
-//! What is known of a chunk: its documents, its gates, and its rows.
+//! A chunk of tokens: its documents, its gates, and its rows.
 
 use super::{Documents, row, sigmoid};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
@@ -7,7 +7,7 @@ use memory::In;
 
 pub(super) const C: usize = DELTA_CHUNK;
 
-/// What all chunks of a layer know.
+/// The inputs of a layer, which all its chunks read.
 #[derive(Clone, Copy)]
 pub(super) struct DeltaLayer<'a> {
     pub(super) shape: DeltaShape,
@@ -37,10 +37,10 @@ pub(super) struct Gates {
     pub(super) beta: [f32; C],
     /// Running sums of `g` in each document. They may be large, and small differences of them count.
     c: [f64; C],
-    /// What is left of the state in front at each token, and of each token at the end.
+    /// The factor on the state in front at each token, and the factor on each token at the end of the chunk.
     pub(super) from_front: [f32; C],
     pub(super) to_end: [f32; C],
-    /// What is left of the state in front at the end.
+    /// The factor on the state in front at the end of the chunk.
     pub(super) all: f32,
 }
 

@@ -81,7 +81,7 @@ struct Columns<'a, T> {
     first: usize,
     weight: &'a [T],
     taps: usize,
-    /// Of each tap, the gradients of its weights.
+    /// The gradients of the weights, tap by tap.
     total: [[f32; COLUMNS]; TAPS_MAX],
 }
 
