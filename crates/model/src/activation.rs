@@ -124,8 +124,8 @@ pub enum Dimension {
     Seq,
     /// This many for each token of a sequence.
     SeqTimes(usize),
-    /// Chunks of the gated delta rule, of all sequences of the micro-batch.
-    Chunks,
+    /// Chunks of the gated delta rule, of all sequences of the micro-batch, which are this many times as long as its parts.
+    ChunksOfParts(usize),
     /// The same for every micro-batch.
     Fixed(usize),
 }
@@ -221,7 +221,9 @@ impl Extent {
             Dimension::Rows => rows as f64,
             Dimension::Seq => seq as f64,
             Dimension::SeqTimes(count) => seq as f64 * count as f64,
-            Dimension::Chunks => rows as f64 * seq.div_ceil(DELTA_CHUNK) as f64,
+            Dimension::ChunksOfParts(parts) => {
+                rows as f64 * (seq * parts).div_ceil(DELTA_CHUNK) as f64
+            }
             Dimension::Fixed(size) => size as f64,
         };
         self.sizes.iter().map(size).product()
@@ -235,7 +237,9 @@ impl Extent {
             Dimension::Rows => batch.rows,
             Dimension::Seq => batch.seq,
             Dimension::SeqTimes(count) => batch.seq * count,
-            Dimension::Chunks => batch.rows * batch.seq.div_ceil(DELTA_CHUNK),
+            Dimension::ChunksOfParts(parts) => {
+                batch.rows * (batch.seq * parts).div_ceil(DELTA_CHUNK)
+            }
             Dimension::Fixed(size) => size,
         };
         let sizes = self.sizes.each_ref().map(size);

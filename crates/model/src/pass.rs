@@ -270,6 +270,15 @@ impl<'a> Pass<'a> {
         Ok(unused)
     }
 
+    /// Leases room for what is added to a gradient, of the gradients' type.
+    ///
+    /// # Errors
+    /// As [`Pass::temporary`].
+    pub(crate) fn gradient_of(&mut self, name: &'static str, sizes: Dims) -> Result<Buffer> {
+        let dtype = self.work.purpose.training().gradients.dtype();
+        self.lease(Category::Temporary, name, sizes, dtype)
+    }
+
     /// Some vectors, and where to write the next contributions to their gradients. They were declared in this order. `unused` has
     /// room for the gradients of untrained ones.
     pub fn parameters_and_gradients<'p, const N: usize>(

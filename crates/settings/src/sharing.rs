@@ -112,11 +112,6 @@ pub(crate) fn check(config: &Config) -> Result {
         ),
     };
     let not_with = |others: &str| not_with(&brings, others, without);
-    if config.model.delta.is_some() {
-        return not_with(
-            "model.delta has layers whose state goes from token to token, and whose heads are not shared yet",
-        );
-    }
     check_sizes(config, &ranks)?;
     if config.packing() == Packing::Pad {
         return not_with(
@@ -164,9 +159,11 @@ fn check_sizes(config: &Config, ranks: &Ranks) -> Result {
     let (context, parts) = (ranks.sharing, config.parts());
     let attention = config.model.block(0).attention;
     let (heads, kv_heads, seq) = (attention.heads, attention.kv_heads, config.data.seq);
+    let delta = config.model.delta.as_ref();
     let divides_heads = |parts: usize| {
         heads.is_multiple_of(parts)
             && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
+            && delta.is_none_or(|delta| delta.key_heads.is_multiple_of(parts))
     };
     if divides_heads(parts) && seq.is_multiple_of(parts) {
         return Ok(());
@@ -188,9 +185,15 @@ fn check_sizes(config: &Config, ranks: &Ranks) -> Result {
         true => format!("no size does; take {without}"),
         false => format!("sizes that do: {}", sizes.join(", ")),
     };
+    let and_delta = delta.map_or(String::new(), |delta| {
+        format!(
+            ", and divide the {} heads of keys of the gated delta rule (model.delta.key_heads)",
+            delta.key_heads
+        )
+    });
     refused(format!(
         "{key} is {parts}: it has to divide the {seq} tokens of a sequence (data.seq) and the {heads} heads, and divide or be a multiple \
-         of the {kv_heads} heads of keys; {instead}"
+         of the {kv_heads} heads of keys{and_delta}; {instead}"
     ))
 }
 

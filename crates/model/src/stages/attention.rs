@@ -1,7 +1,7 @@
 //! Causal attention over whole sequences, with or without stored scores.
 
 use super::qkv_tensors::{QkvTensors, views, views_mut};
-use super::sharing::{HeadsToTokens, TokensToHeads};
+use super::sharing::{HeadsToTokens, TokensToHeads, gradient_of_heads};
 use super::{LatentHeads, Qkv, written};
 use crate::activation::Dimension;
 use crate::stage::{Io, Stage};
@@ -10,8 +10,7 @@ use crate::{
     ParameterId, Pass, Result, SharingRanks,
 };
 use kernels::operation::{
-    self, AttentionBackward, CachedAttention, Fill, FlashAttention, FlashAttentionBackward,
-    StoreInCache,
+    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
 use kernels::{AttentionShape, FlashOptions, Init, Target};
 use memory::{Buffer, DType, In, Out};
@@ -147,18 +146,10 @@ impl CoreAttention {
         };
         let (kernels, heads) = (pass.kernels(), self.own_heads(pass));
         let mut unused = [None];
-        let ([all], [(mut gradients, mut init)]) =
-            pass.parameters_and_gradients([sinks], &mut unused);
-        if self.is_shared() && matches!(init, Init::Overwrite) {
-            let out = gradients.reborrow();
-            kernels.run(Fill { out, value: 0.0 })?;
-            init = Init::Accumulate;
-        }
-        run(
-            Some(all.rows(heads.clone())),
-            Some(gradients.rows(heads)),
-            init,
-        )
+        let ([all], [gradients]) = pass.parameters_and_gradients([sinks], &mut unused);
+        let own = self.is_shared().then(|| heads.clone());
+        let (gradients, init) = gradient_of_heads(kernels, gradients, own)?;
+        run(Some(all.rows(heads)), Some(gradients), init)
     }
 
     fn eager(&self, pass: &mut Pass) -> Result {
@@ -408,7 +399,7 @@ impl Stage for CoreAttention {
         };
         let after = HeadsToTokens {
             ranks,
-            attention,
+            width: attention.o_width(),
             output: Self::O,
         };
         Some(vec![Box::new(before), Box::new(own), Box::new(after)])

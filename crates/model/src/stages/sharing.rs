@@ -5,17 +5,34 @@
 use super::qkv_tensors::{QkvTensors, views, views_mut};
 use crate::stage::{Io, Stage};
 use crate::{Activation, AttentionSpec, BatchShape, Extent, Label, Pass, Result, SharingRanks};
-use kernels::operation::{Copy, SumInOrder};
-use kernels::{Exchange, ExchangeBytes, Init, Queue};
+use kernels::operation::{Copy, Fill, SumInOrder};
+use kernels::{Exchange, ExchangeBytes, Init, Kernels, Queue};
 use memory::{Buffer, In, Out};
+use std::ops::Range;
 use std::rc::Rc;
 
 const WRITTEN: &str =
     "pieces of heads are computed, and the places for others are free, before they are exchanged";
 const CAME: &str = "pieces of heads have come before they are read";
 
-const EACH: &str = "each part has its own";
+pub(super) const EACH: &str = "each part has its own";
 const ALIKE: &str = "all parts of a sequence want the same outputs";
+
+/// Rows of a parameter's gradient that one part's heads add to, and how: a first contribution leaves the others 0.
+pub(super) fn gradient_of_heads<'a>(
+    kernels: &Kernels,
+    (mut gradient, init): (Out<'a>, Init<'static>),
+    rows: Option<Range<usize>>,
+) -> Result<(Out<'a>, Init<'static>)> {
+    let Some(rows) = rows else {
+        return Ok((gradient, init));
+    };
+    if matches!(init, Init::Overwrite) {
+        let out = gradient.reborrow();
+        kernels.run(Fill { out, value: 0.0 })?;
+    }
+    Ok((gradient.rows(rows), Init::Accumulate))
+}
 
 /// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` for each of `n` parts, which
 /// have `s` tokens of each sequence.
@@ -27,12 +44,12 @@ pub(super) struct TokensToHeads {
     pub(super) inputs: &'static [Activation; 3],
 }
 
-/// Carries attention's output from heads to tokens: the inverse.
+/// Carries the output of attention, or of the gated delta rule, from heads to tokens: the inverse.
 pub(super) struct HeadsToTokens {
     pub(super) ranks: SharingRanks,
-    /// The attention of the whole block.
-    pub(super) attention: AttentionSpec,
-    /// Attention's output, by token.
+    /// Width of the output of all heads together.
+    pub(super) width: usize,
+    /// The output by token.
     pub(super) output: Activation,
 }
 
@@ -72,7 +89,7 @@ impl HeadsToTokens {
     pub(super) const O: Activation = Activation::new("o_heads", "d_o_heads", Label::ATTN_VALUE);
 
     fn own_width(&self) -> usize {
-        self.ranks.attention(&self.attention).o_width()
+        self.width / self.ranks.parts()
     }
 }
 
@@ -167,7 +184,7 @@ impl Stage for HeadsToTokens {
     }
 
     fn io(&self) -> Io {
-        let o = Extent::tokens(self.attention.o_width());
+        let o = Extent::tokens(self.width);
         Io {
             reads: vec![Self::O],
             writes: vec![(self.output, o)],
@@ -227,7 +244,12 @@ impl Stage for HeadsToTokens {
 /// parts.
 impl SharingRanks {
     /// Fills tensors by heads, `[b n s, columns]`, from packed ones.
-    fn to_heads(self, pass: &Pass, packed: Vec<Vec<Buffer>>, by_head: Vec<Vec<Out>>) -> Result {
+    pub(super) fn to_heads(
+        self,
+        pass: &Pass,
+        packed: Vec<Vec<Buffer>>,
+        by_head: Vec<Vec<Out>>,
+    ) -> Result {
         let bytes = packed.iter().flatten().map(|room| room.view().bytes());
         let exchanged = self.exchange(pass, bytes.sum(), || {
             let packed = packed.iter().map(|of| of.iter().map(Buffer::view));
@@ -241,7 +263,7 @@ impl SharingRanks {
     }
 
     /// Packed tensors by token, from tensors by heads.
-    fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>> {
+    pub(super) fn to_tokens(self, pass: &Pass, by_head: Vec<Vec<In>>) -> Result<Vec<Vec<Buffer>>> {
         let room = |x: &In| self.room(pass, x.dims()[1]);
         let rooms = by_head.iter().map(|of| of.iter().map(room).collect());
         let mut rooms = rooms.collect::<Result<Vec<Vec<Buffer>>>>()?;
@@ -266,12 +288,10 @@ impl SharingRanks {
 
     /// Copies the columns of each part's heads, one part after the other.
     fn pack(self, pass: &Pass, x: In, columns: usize) -> Result<Buffer> {
-        let tokens = pass.tokens();
         let copies = self.copies(x.dims()[1], columns);
         let mut room = self.room(pass, columns)?;
-        let of_part = |part| part * tokens..(part + 1) * tokens;
-        let rows: Vec<_> = (0..self.parts()).map(of_part).collect();
-        let parts = room.view_mut().disjoint_rows(&rows).into_iter();
+        let parts = room.view_mut().disjoint_rows(&self.rows_of_parts(pass));
+        let parts = parts.into_iter();
         for (part, out) in parts.enumerate() {
             let first = part / copies * columns;
             let x = x.columns(first..first + columns);
@@ -305,6 +325,72 @@ impl SharingRanks {
             pass.kernels().run(Copy { out, x })?;
         }
         Ok(())
+    }
+
+    /// Copies the columns of each part's heads of several tensors, which stand at these columns of one, side by side: those of each
+    /// part, one part after the other.
+    pub(super) fn pack_beside(
+        self,
+        pass: &Pass,
+        x: In,
+        tensors: &[Range<usize>],
+    ) -> Result<Buffer> {
+        let mut room = self.room(pass, self.columns_beside(tensors))?;
+        let parts = room.view_mut().disjoint_rows(&self.rows_of_parts(pass));
+        for (part, mut out) in parts.into_iter().enumerate() {
+            for (whole, own) in self.places_beside(part, tensors) {
+                let out = out.reborrow().columns(own);
+                let x = x.columns(whole);
+                pass.kernels().run(Copy { out, x })?;
+            }
+        }
+        Ok(room)
+    }
+
+    /// The inverse; columns between the tensors stay as they are.
+    pub(super) fn unpack_beside(
+        self,
+        pass: &Pass,
+        mut out: Out,
+        (room, tensors): (&Buffer, &[Range<usize>]),
+    ) -> Result {
+        for (part, rows) in self.rows_of_parts(pass).into_iter().enumerate() {
+            let x = room.view().rows(rows);
+            for (whole, own) in self.places_beside(part, tensors) {
+                let out = out.reborrow().columns(whole);
+                let x = x.columns(own);
+                pass.kernels().run(Copy { out, x })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Columns of one part's heads of several tensors.
+    pub(super) fn columns_beside(self, tensors: &[Range<usize>]) -> usize {
+        let widths = tensors.iter().map(|tensor| tensor.len() / self.parts());
+        widths.sum()
+    }
+
+    /// The columns of a part's heads of each tensor, and where they stand among the part's own.
+    fn places_beside(
+        self,
+        part: usize,
+        tensors: &[Range<usize>],
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let parts = self.parts();
+        tensors.iter().scan(0, move |next, tensor| {
+            let width = tensor.len() / parts;
+            let (whole, own) = (tensor.start + part * width, *next);
+            *next += width;
+            Some((whole..whole + width, own..own + width))
+        })
+    }
+
+    /// The rows of each part's tokens in a packed tensor.
+    fn rows_of_parts(self, pass: &Pass) -> Vec<Range<usize>> {
+        let tokens = pass.tokens();
+        let of_part = |part| part * tokens..(part + 1) * tokens;
+        (0..self.parts()).map(of_part).collect()
     }
 
     /// How many neighbouring parts have the same `columns` of `width`.
@@ -373,7 +459,7 @@ impl SharingRanks {
         self,
         pass: &Pass,
         division: Division,
-    ) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+    ) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
         let BatchShape { rows, seq } = pass.batch().shape;
         let parts = self.parts();
         (0..parts * rows).map(move |at| {

@@ -15,10 +15,6 @@ const STEPS: usize = 2;
 /// Models, each with numbers of ranks that may share its sequences: as many as heads of keys, more, and fewer.
 fn models() -> Vec<(&'static str, ModelConfig, Vec<usize>)> {
     let [_, norm, _, gpt2, behind, both, _, share, (_, hybrid)] = variants(2);
-    let gated = ModelConfig {
-        delta: None,
-        ..hybrid
-    };
     vec![
         ("Llama", odd_model(2), vec![3]),
         ("q/k norm, window", norm.1, vec![2, 4]),
@@ -26,10 +22,11 @@ fn models() -> Vec<(&'static str, ModelConfig, Vec<usize>)> {
         ("norms behind", behind.1, vec![3]),
         ("norms on both sides, caps", both.1, vec![2, 4]),
         ("a share of heads turned", share.1, vec![3]),
-        ("gated attention", gated, vec![3]),
+        ("Qwen3.5", hybrid, vec![2, 4]),
         ("Qwen2-MoE", experts::qwen(), vec![3]),
         ("DeepSeek-V3", experts::deepseek(), vec![3]),
         ("gpt-oss", experts::gpt_oss(), vec![3]),
+        ("Qwen3-Next", experts::qwen_next(), vec![2, 4]),
     ]
 }
 

@@ -73,14 +73,16 @@ pub fn odd_model(layers: usize) -> ModelConfig {
 /// The odd model with the gated delta rule in all layers but one, whose attention has a gate (Qwen3.5).
 pub fn hybrid(layers: usize) -> ModelConfig {
     ModelConfig {
+        heads: 4,
+        kv_heads: 2,
         qk_norm: true,
         zero_centered_norm: true,
         attention_gate: true,
         rotary_share: 0.5,
         delta: Some(DeltaConfig {
-            key_heads: 2,
+            key_heads: 4,
             value_heads: 16,
-            key_head_dim: 16,
+            key_head_dim: 8,
             value_head_dim: 3,
             conv_width: 4,
             attention_layers: vec![1],
