@@ -1,94 +1,7 @@
-// Layers of the gated delta rule (Yang et al. 2025): the short convolution in front, and the gated norm behind.
-#include "columns.cuh"
+// The gated delta rule (Yang et al. 2025), a chunk of tokens at a time.
 #include "logarithm.cuh"
-#include "row.cuh"
+#include "reduce.cuh"
 #include "sigmoid.cuh"
-
-// The most taps of a convolution.
-constexpr int TAPS_MAX = 8;
-
-// A convolution's input, `stride` elements from row to row, and its weights [columns, taps].
-template <typename T> struct Convolution {
-    const T *x;
-    size_t stride;
-    const T *weight;
-    const int *documents;
-    size_t seq, columns;
-    int taps;
-
-    // How many taps of a token see tokens of its document.
-    __device__ int seen(size_t token) const {
-        const size_t place = token % seq - (documents == nullptr ? 0 : size_t(documents[token])) + 1;
-        return place < size_t(taps) ? int(place) : taps;
-    }
-    __device__ float weight_of(size_t column, int back) const { return widen(weight[column * taps + taps - 1 - back]); }
-    // The sum in front of the activation function.
-    __device__ float sum(size_t token, size_t column) const {
-        float sum = 0.0f;
-        for (int back = 0; back < seen(token); back++) {
-            sum += weight_of(column, back) * widen(x[(token - back) * stride + column]);
-        }
-        return sum;
-    }
-    // The gradient of that sum.
-    __device__ float gradient(const T *dout, size_t token, size_t column) const {
-        const float u = sum(token, column), s = sigmoid(u);
-        return widen(dout[token * columns + column]) * s * (1.0f + u * (1.0f - s));
-    }
-};
-
-// A block has some columns of a token, one a thread.
-template <typename T> __device__ void short_convolution(T *out, const Convolution<T> &of) {
-    const size_t token = blockIdx.x, column = size_t(blockIdx.y) * blockDim.x + threadIdx.x;
-    if (column < of.columns) {
-        const float u = of.sum(token, column);
-        out[token * of.columns + column] = narrow<T>(u * sigmoid(u));
-    }
-}
-
-// The same blocks; a token adds up what comes from itself and from those behind it that see it.
-template <typename T>
-__device__ void short_convolution_dx(T *dx, size_t dx_stride, const T *dout, const Convolution<T> &of) {
-    const size_t token = blockIdx.x, column = size_t(blockIdx.y) * blockDim.x + threadIdx.x;
-    if (column >= of.columns) {
-        return;
-    }
-    float sum = 0.0f;
-    const size_t end = token / of.seq * of.seq + of.seq;
-    for (int back = 0; back < of.taps && token + back < end; back++) {
-        if (back < of.seen(token + back)) {
-            sum += of.weight_of(column, back) * of.gradient(dout, token + back, column);
-        }
-    }
-    dx[token * dx_stride + column] = narrow<T>(sum);
-}
-
-// A thread has a column of some tokens; the sums of its taps go to its row of `parts [parts, columns * taps]`.
-template <typename T>
-__device__ void short_convolution_dweight(float *parts, const T *dout, const Convolution<T> &of, size_t tokens, size_t part_tokens) {
-    const size_t column = size_t(blockIdx.x) * blockDim.x + threadIdx.x, start = blockIdx.y * part_tokens;
-    if (column >= of.columns) {
-        return;
-    }
-    float sums[TAPS_MAX] = {};
-    for (size_t token = start; token < start + part_tokens && token < tokens; token++) {
-        const float du = of.gradient(dout, token, column);
-        const int seen = of.seen(token);
-#pragma unroll
-        for (int back = 0; back < TAPS_MAX; back++) {
-            if (back < seen) {
-                sums[back] += du * widen(of.x[(token - back) * of.stride + column]);
-            }
-        }
-    }
-    float *const part = parts + (blockIdx.y * of.columns + column) * of.taps;
-#pragma unroll
-    for (int back = 0; back < TAPS_MAX; back++) {
-        if (back < of.taps) {
-            part[of.taps - 1 - back] = sums[back];
-        }
-    }
-}
 
 // Tokens of a chunk, value columns of a block, and warps of a block.
 constexpr int CHUNK = 64;
@@ -179,6 +92,16 @@ struct Gates {
         __syncthreads();
     }
 };
+
+// Those of a kernel.
+__device__ inline Gates shared_gates() {
+    SHARED(float, betas, CHUNK);
+    SHARED(float, fronts, CHUNK);
+    SHARED(float, to_ends, CHUNK);
+    SHARED(double, sums, CHUNK);
+    SHARED(int, of_documents, CHUNK);
+    return {betas, fronts, to_ends, sums, of_documents};
+}
 
 // A warp writes a normed row of queries or keys, times `factor`, to shared memory.
 template <typename T>
@@ -316,12 +239,7 @@ template <typename T> __device__ void store_outputs(T *out, const DeltaTile<T> &
 // A block goes through the chunks of a sequence.
 template <typename T> __device__ void gated_delta(T *out, float *states, const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
-    SHARED(float, betas, CHUNK);
-    SHARED(float, fronts, CHUNK);
-    SHARED(float, to_ends, CHUNK);
-    SHARED(double, sums, CHUNK);
-    SHARED(int, of_documents, CHUNK);
-    const Gates gates = {betas, fronts, to_ends, sums, of_documents};
+    const Gates gates = shared_gates();
     const DeltaTile<T> tile(of, shared, gates);
     tile.clear_state();
     for (size_t index = 0; index < of.chunks(); index++) {
@@ -422,12 +340,7 @@ template <typename T> __device__ void solve_back(const DeltaTile<T> &tile, const
 // `dstates [chunks, value_heads, key_dim, value_dim]`.
 template <typename T> __device__ void gated_delta_states(T *dmixed, float *dstates, const T *dout, const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
-    SHARED(float, betas, CHUNK);
-    SHARED(float, fronts, CHUNK);
-    SHARED(float, to_ends, CHUNK);
-    SHARED(double, sums, CHUNK);
-    SHARED(int, of_documents, CHUNK);
-    const Gates gates = {betas, fronts, to_ends, sums, of_documents};
+    const Gates gates = shared_gates();
     const DeltaTile<T> tile(of, shared, gates);
     tile.clear_state();
     for (size_t behind = 0; behind < of.chunks(); behind++) {
@@ -819,12 +732,7 @@ template <typename T>
 __device__ void gated_delta_gradients(T *dmixed, const GateGradients<T> &into, const T *dout, const float *states, const float *dstates,
                                       const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
-    SHARED(float, betas, CHUNK);
-    SHARED(float, fronts, CHUNK);
-    SHARED(float, to_ends, CHUNK);
-    SHARED(double, sums, CHUNK);
-    SHARED(int, of_documents, CHUNK);
-    const Gates gates = {betas, fronts, to_ends, sums, of_documents};
+    const Gates gates = shared_gates();
     SHARED(float, dbetas, CHUNK);
     SHARED(float, dc, CHUNK);
     SHARED(float, of_ends, CHUNK);
@@ -851,98 +759,7 @@ __device__ void gated_delta_gradients(T *dmixed, const GateGradients<T> &into, c
     block.store_keys(dmixed);
 }
 
-// A warp has a row of a head of the gated norm. Rows of `x` are contiguous, `heads` of them a token; those of `z` have gaps between tokens.
-template <typename T>
-__device__ void gated_norm(T *y, float *rstd, const T *x, const T *z, size_t z_stride, const T *weight, size_t tokens, size_t heads,
-                           size_t head, float eps) {
-    const size_t token = size_t(blockIdx.x) * blockDim.y + threadIdx.y, row = token * heads + blockIdx.y;
-    if (token >= tokens) {
-        return;
-    }
-    x += row * head;
-    z += token * z_stride + blockIdx.y * head;
-    float squares = 0.0f;
-    for (size_t column = threadIdx.x; column < head; column += WARP) {
-        squares += widen(x[column]) * widen(x[column]);
-    }
-    const float scale = 1.0f / sqrtf(warp_reduce(squares, Sum()) / float(head) + eps);
-    if (rstd != nullptr && threadIdx.x == 0) {
-        rstd[row] = scale;
-    }
-    for (size_t column = threadIdx.x; y != nullptr && column < head; column += WARP) {
-        const float normed = widen(narrow<T>(widen(x[column]) * scale)), gate = widen(z[column]);
-        y[row * head + column] = narrow<T>(widen(narrow<T>(widen(weight[column]) * normed)) * gate * sigmoid(gate));
-    }
-}
-
-// The same warps: gradients of the input and of the gate.
-template <typename T>
-__device__ void gated_norm_backward(T *dx, T *dz, size_t dz_stride, const T *dy, const T *x, const T *z, size_t z_stride,
-                                    const T *weight, const float *rstds, size_t tokens, size_t heads, size_t head) {
-    const size_t token = size_t(blockIdx.x) * blockDim.y + threadIdx.y, row = token * heads + blockIdx.y;
-    if (token >= tokens) {
-        return;
-    }
-    const float rstd = rstds[row];
-    x += row * head;
-    z += token * z_stride + blockIdx.y * head;
-    dz += token * dz_stride + blockIdx.y * head;
-    float along = 0.0f;
-    for (size_t column = threadIdx.x; column < head; column += WARP) {
-        const float gate = widen(z[column]);
-        along += widen(dy[row * head + column]) * widen(weight[column]) * gate * sigmoid(gate) * widen(x[column]) * rstd;
-    }
-    along = warp_reduce(along, Sum()) / float(head);
-    for (size_t column = threadIdx.x; column < head; column += WARP) {
-        const float normed = widen(x[column]) * rstd, gate = widen(z[column]), s = sigmoid(gate);
-        const float d = widen(dy[row * head + column]) * widen(weight[column]);
-        dz[column] = narrow<T>(d * normed * s * (1.0f + gate * (1.0f - s)));
-        dx[row * head + column] = narrow<T>(rstd * (d * gate * s - normed * along));
-    }
-}
-
-// Parts of the weight's gradient: a block's columns, over `part_rows` rows of heads.
-template <typename T>
-__device__ void gated_norm_dweight(float *parts, const T *dy, const T *x, const T *z, size_t z_stride, const float *rstds, size_t rows,
-                                   size_t part_rows, size_t heads, size_t head) {
-    const size_t first = column_pack(), start = blockIdx.y * part_rows;
-    const size_t end = start + part_rows < rows ? start + part_rows : rows;
-    const auto term = [&](auto known_wide, size_t row) {
-        const size_t token = row / heads;
-        const T *const own_z = z + token * z_stride + (row - token * heads) * head;
-        const Pack gradients = load<known_wide>(dy + row * head, first, head), values = load<known_wide>(x + row * head, first, head);
-        const Pack gates = load<known_wide>(own_z, first, head);
-        Pack terms;
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            terms.at[i] = gradients.at[i] * (values.at[i] * rstds[row]) * gates.at[i] * sigmoid(gates.at[i]);
-        }
-        return terms;
-    };
-    const bool wide = first < head && are_wide(head, dy, x, z) && z_stride % PACK == 0;
-    const float sum = column_sums(start, end, wide, term);
-    store_column_sums<float>(head, sum, false, [&](size_t column) { return parts + blockIdx.y * head + column; });
-}
-
 #define OF_ONE_TYPE(T, name)                                                                                                       \
-    extern "C" __global__ void short_convolution_##name(T *out, const T *x, size_t stride, const T *weight, const int *documents,  \
-                                                        size_t seq, size_t columns, int taps) {                                    \
-        short_convolution(out, Convolution<T>{x, stride, weight, documents, seq, columns, taps});                                  \
-    }                                                                                                                              \
-    EXPORT(short_convolution_##name);                                                                                              \
-    extern "C" __global__ void short_convolution_dx_##name(T *dx, size_t dx_stride, const T *dout, const T *x, size_t stride,      \
-                                                           const T *weight, const int *documents, size_t seq, size_t columns,      \
-                                                           int taps) {                                                             \
-        short_convolution_dx(dx, dx_stride, dout, Convolution<T>{x, stride, weight, documents, seq, columns, taps});               \
-    }                                                                                                                              \
-    EXPORT(short_convolution_dx_##name);                                                                                           \
-    extern "C" __global__ void short_convolution_dweight_##name(float *parts, const T *dout, const T *x, size_t stride,            \
-                                                                const T *weight, const int *documents, size_t seq, size_t columns, \
-                                                                int taps, size_t tokens, size_t part_tokens) {                     \
-        short_convolution_dweight(parts, dout, Convolution<T>{x, stride, weight, documents, seq, columns, taps}, tokens,           \
-                                  part_tokens);                                                                                    \
-    }                                                                                                                              \
-    EXPORT(short_convolution_dweight_##name);                                                                                      \
     extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                             \
         gated_delta_##name(T *out, float *states, const T *mixed, const T *b, size_t b_stride, const T *a, size_t a_stride,        \
                            const float *a_log, const float *dt_bias, const int *documents, size_t seq, int key_heads,              \
@@ -969,24 +786,7 @@ __device__ void gated_norm_dweight(float *parts, const T *dy, const T *x, const 
                               dstates, Delta<T>{mixed, b, a, b_stride, a_stride, a_log, dt_bias, documents, seq, key_heads,        \
                                                 value_heads, key_dim, value_dim});                                                 \
     }                                                                                                                              \
-    EXPORT(gated_delta_gradients_##name);                                                                                          \
-    extern "C" __global__ void gated_norm_##name(T *y, float *rstd, const T *x, const T *z, size_t z_stride, const T *weight,      \
-                                                 size_t tokens, size_t heads, size_t head, float eps) {                            \
-        gated_norm(y, rstd, x, z, z_stride, weight, tokens, heads, head, eps);                                                     \
-    }                                                                                                                              \
-    EXPORT(gated_norm_##name);                                                                                                     \
-    extern "C" __global__ void gated_norm_backward_##name(T *dx, T *dz, size_t dz_stride, const T *dy, const T *x, const T *z,     \
-                                                          size_t z_stride, const T *weight, const float *rstds, size_t tokens,     \
-                                                          size_t heads, size_t head) {                                             \
-        gated_norm_backward(dx, dz, dz_stride, dy, x, z, z_stride, weight, rstds, tokens, heads, head);                            \
-    }                                                                                                                              \
-    EXPORT(gated_norm_backward_##name);                                                                                            \
-    extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                                      \
-        gated_norm_dweight_##name(float *parts, const T *dy, const T *x, const T *z, size_t z_stride, const float *rstds,          \
-                                  size_t rows, size_t part_rows, size_t heads, size_t head) {                                      \
-        gated_norm_dweight(parts, dy, x, z, z_stride, rstds, rows, part_rows, heads, head);                                        \
-    }                                                                                                                              \
-    EXPORT(gated_norm_dweight_##name)
+    EXPORT(gated_delta_gradients_##name)
 
 OF_ONE_TYPE(float, f32);
 OF_ONE_TYPE(bf16, bf16);

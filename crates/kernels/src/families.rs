@@ -31,9 +31,9 @@ macro_rules! families {
                     ExpertBiasDweights expert_bias_dweights;
                 latent: RotaryTail rotary_tail, ExpandKeys expand_keys,
                     ExpandKeysBackward expand_keys_backward;
-                gated_delta: ShortConvolution short_convolution, ShortConvolutionBackward short_convolution_backward,
-                    GatedDelta gated_delta, GatedDeltaBackward gated_delta_backward,
-                    GatedNorm gated_norm, GatedNormBackward gated_norm_backward;
+                short_convolution: ShortConvolution short_convolution, ShortConvolutionBackward short_convolution_backward;
+                gated_delta: GatedDelta gated_delta, GatedDeltaBackward gated_delta_backward;
+                gated_norm: GatedNorm gated_norm, GatedNormBackward gated_norm_backward;
                 delta_cache: CachedConvolution cached_convolution, CachedDelta cached_delta;
                 gelu: Gelu gelu, GeluBackward gelu_backward;
                 sigmoid_gate: SigmoidGate sigmoid_gate, SigmoidGateBackward sigmoid_gate_backward;

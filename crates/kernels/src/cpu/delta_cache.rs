@@ -1,7 +1,8 @@
 //! Layers of the gated delta rule while tokens are generated.
 
 use super::dispatch::by_dtype;
-use super::gated_delta::{COLUMNS, add_tap, row, sigmoid, softplus};
+use super::gated_delta::{COLUMNS, row, sigmoid, softplus};
+use super::short_convolution::add_tap;
 use super::simd::{Real, lane_sum, vectorized};
 use super::{Shared, part, shared};
 use crate::operation::{CachedConvolution, CachedDelta, DeltaShape};

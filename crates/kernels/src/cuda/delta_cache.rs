@@ -1,7 +1,7 @@
 //! Layers of the gated delta rule while tokens are generated.
 
 use super::extent::{Extent, WARP};
-use super::gated_delta::THREADS;
+use super::short_convolution::THREADS;
 use super::{Cuda, Driver, arguments, int, kernel};
 use crate::Result;
 use crate::operation::{CachedConvolution, CachedDelta};

@@ -1,83 +1,11 @@
-//! Layers of the gated delta rule (Yang et al. 2025).
+//! The gated delta rule (Yang et al. 2025), a chunk of tokens at a time.
 
-use super::columns::{Parting, Parts};
 use super::elementwise::bias_backward;
 use super::extent::{Extent, WARP};
 use super::{Argument, Cuda, Driver, arguments, int, kernel};
 use crate::Result;
-use crate::operation::{
-    BiasBackward, DELTA_CHUNK, DeltaShape, GatedDelta, GatedDeltaBackward, GatedNorm,
-    GatedNormBackward, ShortConvolution, ShortConvolutionBackward,
-};
-use memory::{In, Out};
-
-/// Threads of a block, and the rows of warps that it has.
-pub(super) const THREADS: usize = 256;
-
-/// Fewest rows of a part of a weight's gradient, and most parts.
-const PARTING: Parting = Parting {
-    rows_min: 64,
-    rows_multiple: 1,
-    parts_max: 256,
-};
-
-/// The arguments that all kernels of a convolution share: input, weight, documents and sizes.
-fn convolution(x: &In, weight: &In, seq: usize, documents: &Option<In>) -> [Argument; 7] {
-    let [columns, taps] = [0, 1].map(|dim| weight.dims()[dim]);
-    arguments![
-        x,
-        x.strides()[0],
-        weight,
-        documents,
-        seq,
-        columns,
-        int(taps)
-    ]
-}
-
-fn columns_of_tokens(tokens: usize, columns: usize) -> Extent {
-    Extent::new([tokens, columns.div_ceil(THREADS), 1], [THREADS, 1, 1])
-}
-
-pub(super) fn short_convolution<D: Driver>(cuda: &Cuda<D>, op: ShortConvolution) -> Result {
-    let &[tokens, columns] = op.out.dims() else {
-        unreachable!("the check asks for two dimensions")
-    };
-    let of = convolution(&op.x, &op.weight, op.seq, &op.documents);
-    let kernel = kernel!("gated_delta", "short_convolution", op.x.dtype());
-    let extent = columns_of_tokens(tokens, columns);
-    cuda.launch(kernel, extent, &[&arguments![&op.out][..], &of].concat())
-}
-
-pub(super) fn short_convolution_backward<D: Driver>(
-    cuda: &Cuda<D>,
-    op: ShortConvolutionBackward,
-) -> Result {
-    let (tokens, [columns, taps]) = (op.dout.dims()[0], [0, 1].map(|dim| op.weight.dims()[dim]));
-    let of = convolution(&op.x, &op.weight, op.seq, &op.documents);
-    let kernel = kernel!("gated_delta", "short_convolution_dx", op.x.dtype());
-    let into = arguments![&op.dx, op.dx.strides()[0], &op.dout];
-    let all = [&into[..], &of].concat();
-    cuda.launch(kernel, columns_of_tokens(tokens, columns), &all)?;
-    let width = columns * taps;
-    let parts = Parts::new(
-        cuda,
-        "short_convolution_backward",
-        [tokens, width],
-        1,
-        PARTING,
-    )?;
-    let kernel = kernel!("gated_delta", "short_convolution_dweight", op.x.dtype());
-    let into = arguments![parts.place(cuda, 0), &op.dout];
-    let all = [&into[..], &of, &arguments![tokens, parts.part_rows()]].concat();
-    let extent = Extent::new(
-        [columns.div_ceil(THREADS), parts.count(), 1],
-        [THREADS, 1, 1],
-    );
-    cuda.launch(kernel, extent, &all)?;
-    let dweight: Out = op.dweight.reshape([width]);
-    parts.add(cuda, 0, (dweight.into(), op.init))
-}
+use crate::operation::{BiasBackward, DELTA_CHUNK, DeltaShape, GatedDelta, GatedDeltaBackward};
+use memory::In;
 
 /// Tokens of a chunk, value columns of a block, and its warps: as in `gated_delta.cu`.
 const CHUNK: usize = DELTA_CHUNK;
@@ -202,40 +130,4 @@ pub(super) fn gated_delta_backward<D: Driver>(cuda: &Cuda<D>, op: GatedDeltaBack
         )?;
     }
     Ok(())
-}
-
-/// A warp for each row of a head.
-fn warps_of_rows(tokens: usize, heads: usize) -> Extent {
-    let at_a_time = THREADS / WARP;
-    Extent::new([tokens.div_ceil(at_a_time), heads, 1], [WARP, at_a_time, 1])
-}
-
-pub(super) fn gated_norm<D: Driver>(cuda: &Cuda<D>, op: GatedNorm) -> Result {
-    let ([tokens, width], head) = ([0, 1].map(|dim| op.x.dims()[dim]), op.weight.elements());
-    let (heads, kernel) = (
-        width / head,
-        kernel!("gated_delta", "gated_norm", op.x.dtype()),
-    );
-    let arguments = arguments! {
-        &op.y, &op.rstd, &op.x, &op.z, op.z.strides()[0], &op.weight, tokens, heads, head, op.eps,
-    };
-    cuda.launch(kernel, warps_of_rows(tokens, heads), &arguments)
-}
-
-pub(super) fn gated_norm_backward<D: Driver>(cuda: &Cuda<D>, op: GatedNormBackward) -> Result {
-    let ([tokens, width], head) = ([0, 1].map(|dim| op.x.dims()[dim]), op.weight.elements());
-    let (heads, rows) = (width / head, tokens * (width / head));
-    let kernel = kernel!("gated_delta", "gated_norm_backward", op.x.dtype());
-    let arguments = arguments! {
-        &op.dx, &op.dz, op.dz.strides()[0], &op.dy, &op.x, &op.z, op.z.strides()[0], &op.weight, &op.rstd, tokens, heads, head,
-    };
-    cuda.launch(kernel, warps_of_rows(tokens, heads), &arguments)?;
-    let parts = Parts::new(cuda, "gated_norm_backward", [rows, head], 1, PARTING)?;
-    let kernel = kernel!("gated_delta", "gated_norm_dweight", op.x.dtype());
-    let arguments = arguments! {
-        parts.place(cuda, 0), &op.dy, &op.x, &op.z, op.z.strides()[0], &op.rstd, rows, parts.part_rows(), heads, head,
-    };
-    let extent = Extent::columns(parts.part_rows().min(rows), head, parts.count());
-    cuda.launch(kernel, extent, &arguments)?;
-    parts.add(cuda, 0, (op.dweight.into(), op.init))
 }

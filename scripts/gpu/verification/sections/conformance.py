@@ -9,7 +9,7 @@ from ..outcome import FAIL, NO_TIME, PASS, Findings, OutOfTime
 OTHER_KERNELS = {
     "scaled_mm": (*kernels("fp8", "matmul"), *PRODUCTS), "rms_norm": (*kernels("rms_norm"), *NORM_BACKWARD), "layer_norm": (*kernels("layer_norm"), *NORM_BACKWARD),
     "flash_attention": ATTENTION, "grouped_products": kernels("grouped_matmul", "grouped_matmul_sm90", "experts"), "adamw": kernels("adamw", "columns"),
-    "gated_norm": kernels("gated_delta"), "short_convolution": kernels("gated_delta"), "matmul": (*kernels("matmul"), *PRODUCTS), "gram": kernels("muon", "matmul"), "cached_attention": (*kernels("cache"), *ATTENTION),
+    "matmul": (*kernels("matmul"), *PRODUCTS), "gram": kernels("muon", "matmul"), "cached_attention": (*kernels("cache"), *ATTENTION),
 }
 # Those that matter most first.
 NAMED = ("flash_attention", "grouped_products", "matmul", "scaled_mm", "fp8", "adamw", "cross_entropy", "rms_norm", "swiglu", "experts", "router", "gated_delta", "short_convolution", "gated_norm", "delta_cache", "sigmoid_gate", "embedding", "norm",

@@ -13,7 +13,7 @@ FAMILIES = {
     "attention": (("flash_attention", "flash_attention_backward"), ATTENTION),
     "grouped": (("grouped_matmul", "grouped_matmul.data", "grouped_gradient"), kernels("grouped_matmul", "grouped_matmul_sm90", "experts")),
     "delta": (("gated_delta", "gated_delta_backward", "short_convolution", "short_convolution_backward", "gated_norm", "gated_norm_backward",
-               "cached_delta", "cached_convolution"), kernels("gated_delta", "delta_cache")),
+               "cached_delta", "cached_convolution"), kernels("gated_delta", "short_convolution", "gated_norm", "delta_cache")),
     "products": (("matmul", "scaled_mm", "scaled_mm.fast", "matmul.data", "scaled_mm.data", "matmul.weights", "scaled_mm.weights"), (*kernels("matmul", "fp8"), *PRODUCTS)),
     "adamw": (("adamw", "adamw.bf16", "adamw.8bit"), kernels("adamw")),
     "cross_entropy": (("cross_entropy",), kernels("cross_entropy")),

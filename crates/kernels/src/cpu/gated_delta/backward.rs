@@ -5,7 +5,7 @@ use super::forward::{DeltaRoom, Factors, SOLVED, room};
 use super::products::{
     SmallMatrix, add_product, add_times, dot, multiply, scale, scale_rows, take,
 };
-use super::{Documents, Rows, row, sigmoid};
+use super::{Documents, OutRows, row, sigmoid};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::overwrites;
 use crate::cpu::simd::{Real, lane_sum};
@@ -40,9 +40,9 @@ fn backward_of<T: Real>(op: GatedDeltaBackward) {
     let given = Given {
         dout: op.dout,
         states: op.states.slice(),
-        dmixed: Rows::<T>::of(&op.dmixed),
-        db: Rows::of(&op.db),
-        da: Rows::of(&op.da),
+        dmixed: OutRows::<T>::of(&op.dmixed),
+        db: OutRows::of(&op.db),
+        da: OutRows::of(&op.da),
     };
     let each = scratch(shape);
     let scratch = op.scratch.slice_mut::<f32>();
@@ -78,9 +78,9 @@ fn add_sums<G: Real>(gradient: Out, replace: bool, sum_of: impl Fn(usize) -> f32
 struct Given<'a, T> {
     dout: In<'a>,
     states: &'a [f32],
-    dmixed: Rows<T>,
-    db: Rows<T>,
-    da: Rows<T>,
+    dmixed: OutRows<T>,
+    db: OutRows<T>,
+    da: OutRows<T>,
 }
 
 /// The backward pass of a sequence's key head, with its value heads in order.

@@ -2,7 +2,7 @@
 
 use super::chunk::{C, DeltaChunk, DeltaLayer, Gates};
 use super::products::{SmallMatrix, add_product, add_times, multiply, scale, scale_rows, take};
-use super::{Documents, Rows};
+use super::{Documents, OutRows};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::simd::Real;
 use crate::cpu::{Shared, part};
@@ -171,7 +171,7 @@ fn gated_delta_of<T: Real>(op: GatedDelta) {
         a_log: op.a_log.slice(),
         dt_bias: op.dt_bias.slice(),
     };
-    let out = op.out.map(|out| Rows::<T>::of(&out));
+    let out = op.out.map(|out| OutRows::<T>::of(&out));
     let states = op
         .states
         .map(|states| Shared(states.pointer().cast::<f32>()));
@@ -187,7 +187,7 @@ fn of_key_head<T: Real>(
     layer: &DeltaLayer,
     [sequence, key_head]: [usize; 2],
     mut scratch: &mut [f32],
-    (out, states): (Option<Rows<T>>, Option<Shared<f32>>),
+    (out, states): (Option<OutRows<T>>, Option<Shared<f32>>),
 ) {
     let (shape, width) = (layer.shape, layer.shape.value_dim);
     let mut room = DeltaRoom::of(shape, &mut scratch);
@@ -214,7 +214,7 @@ fn of_key_head<T: Real>(
     }
 }
 
-impl<T: Real> Rows<T> {
+impl<T: Real> OutRows<T> {
     /// Writes some columns of a chunk's rows.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! Layers of the gated delta rule (Yang et al. 2025).
+//! The gated delta rule (Yang et al. 2025).
 //!
 //! A chunk of C tokens of a value head, with the state S in front of it, c the running sum of gates, `D_ij = e^(c_i - c_j)`,
 //! `e = e^c` and `r = e^(c_C - c)`, all of them 0 across documents: `A = strict(beta K K^T D)`, `P = tril(Q K^T D)`,
@@ -6,36 +6,32 @@
 
 mod backward;
 mod chunk;
-mod convolution;
 mod forward;
-mod norm;
 mod products;
 
 use super::{Shared, part};
 pub(super) use backward::gated_delta_backward;
 pub(crate) use backward::scratch as backward_scratch;
 pub(super) use chunk::softplus;
-pub(super) use convolution::{add_tap, short_convolution, short_convolution_backward};
 pub(super) use forward::gated_delta;
 pub(crate) use forward::scratch as forward_scratch;
 use memory::{Element, In, Out};
-pub(super) use norm::{gated_norm, gated_norm_backward};
 
 /// Columns that one task convolves, or whose weights' gradients it sums.
 pub(super) const COLUMNS: usize = 64;
 
 /// Rows that are summed before their sum is added to the total, so that long sums lose little precision.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 
 /// Where documents are.
 #[derive(Clone, Copy)]
-struct Documents<'a> {
+pub(super) struct Documents<'a> {
     seq: usize,
     firsts: Option<&'a [i32]>,
 }
 
 impl<'a> Documents<'a> {
-    fn of(seq: usize, documents: Option<In<'a>>) -> Documents<'a> {
+    pub(super) fn of(seq: usize, documents: Option<In<'a>>) -> Documents<'a> {
         Documents {
             seq,
             firsts: documents.map(In::slice),
@@ -43,7 +39,7 @@ impl<'a> Documents<'a> {
     }
 
     /// The first token of a token's document.
-    fn first(&self, token: usize) -> usize {
+    pub(super) fn first(&self, token: usize) -> usize {
         token / self.seq * self.seq + self.firsts.map_or(0, |firsts| firsts[token] as usize)
     }
 }
@@ -59,14 +55,14 @@ pub(super) fn row<'a, T: Element>(x: &In<'a>, token: usize) -> &'a [T] {
 
 /// Rows of an output with gaps between them, that tasks write in disjoint places.
 #[derive(Clone, Copy)]
-struct Rows<T> {
+pub(super) struct OutRows<T> {
     first: Shared<T>,
     stride: usize,
 }
 
-impl<T: Element> Rows<T> {
-    fn of(out: &Out) -> Rows<T> {
-        Rows {
+impl<T: Element> OutRows<T> {
+    pub(super) fn of(out: &Out) -> OutRows<T> {
+        OutRows {
             first: Shared(out.pointer().cast()),
             stride: out.strides()[0],
         }
@@ -76,7 +72,12 @@ impl<T: Element> Rows<T> {
     ///
     /// # Safety
     /// They lie in the output, and no other task touches them.
-    unsafe fn columns<'a>(self, token: usize, first: usize, columns: usize) -> &'a mut [T] {
+    pub(super) unsafe fn columns<'a>(
+        self,
+        token: usize,
+        first: usize,
+        columns: usize,
+    ) -> &'a mut [T] {
         // SAFETY: the caller's promise.
         unsafe { part(self.first, token * self.stride + first, columns) }
     }

@@ -1,6 +1,6 @@
-//! The gated norm behind the rule.
+//! The gated norm behind the gated delta rule.
 
-use super::{COLUMNS, ROWS, Rows, row};
+use super::gated_delta::{COLUMNS, OutRows, ROWS, row};
 use crate::cpu::dispatch::{by_dtype, by_dtypes};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
 use crate::cpu::{overwrites, part, shared};
@@ -66,7 +66,7 @@ fn gated_norm_backward_of<G: Real, T: Real>(op: GatedNormBackward) {
         op.rstd.slice::<f32>(),
     );
     let heads = width / head;
-    let dz = Rows::<T>::of(&op.dz);
+    let dz = OutRows::<T>::of(&op.dz);
     let rows = op.dx.slice_mut::<T>().par_chunks_mut(width).enumerate();
     rows.for_each(|(token, dx)| {
         for (number, dx) in dx.chunks_exact_mut(head).enumerate() {

@@ -1,6 +1,6 @@
-//! The short causal convolution in front of the rule.
+//! The short causal convolution in front of the gated delta rule.
 
-use super::{COLUMNS, Documents, ROWS, Rows, row, sigmoid};
+use super::gated_delta::{COLUMNS, Documents, OutRows, ROWS, row, sigmoid};
 use crate::cpu::dispatch::{by_dtype, by_dtypes};
 use crate::cpu::overwrites;
 use crate::cpu::simd::{Real, vectorized};
@@ -56,7 +56,7 @@ pub(crate) fn short_convolution_backward(op: ShortConvolutionBackward) {
 fn convolve_backward<G: Real, T: Real>(op: ShortConvolutionBackward) {
     let documents = Documents::of(op.seq, op.documents);
     let (taps, replace) = (op.weight.dims()[1], overwrites(&op.init));
-    let (dx, weight) = (Rows::<T>::of(&op.dx), op.weight.slice::<T>());
+    let (dx, weight) = (OutRows::<T>::of(&op.dx), op.weight.slice::<T>());
     let tasks = op.dweight.slice_mut::<G>().par_chunks_mut(COLUMNS * taps);
     tasks.enumerate().for_each(|(task, dweight)| {
         let weight = &weight[task * COLUMNS * taps..][..dweight.len()];
@@ -86,7 +86,7 @@ struct Columns<'a, T> {
 }
 
 impl<T: Real> Columns<'_, T> {
-    fn backward(&mut self, (dout, x): (&In, &In), dx: Rows<T>, documents: Documents) {
+    fn backward(&mut self, (dout, x): (&In, &In), dx: OutRows<T>, documents: Documents) {
         let (tokens, count, taps) = (dout.dims()[0], self.weight.len() / self.taps, self.taps);
         let columns = self.first..self.first + count;
         // The gradients of the last tokens' x, to which tokens behind them add. Token t is at t % taps.
