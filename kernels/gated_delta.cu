@@ -35,15 +35,26 @@ template <typename T> struct Delta {
     __device__ float decay(float gate, int head) const { return -expf(a_log[head]) * (fmaxf(gate, 0.0f) + log_1_plus(expf(-fabsf(gate)))); }
 };
 
-// A chunk of a sequence.
+// Neighbouring chunks, the same of every sequence, of which every `interval`-th has a state in memory.
+struct Segment {
+    size_t first, count, interval;
+
+    __device__ bool has_state(size_t index) const { return (index - first) % interval == 0; }
+    // The number of a chunk's state among those of all sequences.
+    __device__ size_t state(size_t sequence, size_t index) const {
+        return sequence * ((count + interval - 1) / interval) + (index - first) / interval;
+    }
+};
+
+// A chunk of a sequence: its first token of all, and its number in the sequence.
 struct DeltaChunk {
-    size_t first, number;
+    size_t sequence, first, index;
     int tokens;
 
     template <typename T>
-    __device__ DeltaChunk(const Delta<T> &of, size_t sequence, size_t chunk)
-        : first(sequence * of.seq + chunk * CHUNK), number(sequence * of.chunks() + chunk),
-          tokens(of.seq - chunk * CHUNK < CHUNK ? int(of.seq - chunk * CHUNK) : CHUNK) {}
+    __device__ DeltaChunk(const Delta<T> &of, size_t sequence, size_t index)
+        : sequence(sequence), first(sequence * of.seq + index * CHUNK), index(index),
+          tokens(of.seq - index * CHUNK < CHUNK ? int(of.seq - index * CHUNK) : CHUNK) {}
 };
 
 // The gates of a chunk for a value head, in shared memory: `beta`, what is left of the state in front at each token and of each token
@@ -144,10 +155,17 @@ template <typename T> struct DeltaTile {
     __device__ int row(int token) const { return scores(CHUNK) + token * TILE_STRIDE; }
     __device__ int end() const { return row(CHUNK); }
 
-    __device__ void clear_state() const {
+    // The tile of a state, or zeros.
+    __device__ void load_state(const float *state) const {
+        const float *const own = state + column;
         for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
-            shared[i] = 0.0f;
+            const bool is_there = state != nullptr && i % VALUE_TILE < columns;
+            shared[i] = is_there ? own[size_t(i / VALUE_TILE) * of.value_dim + i % VALUE_TILE] : 0.0f;
         }
+    }
+    // The place of the head's state, by its number among states of all heads; none where there are no states.
+    template <typename U> __device__ U *state_of(U *states, size_t number) const {
+        return states == nullptr ? nullptr : states + (number * of.value_heads + head) * of.key_dim * of.value_dim;
     }
     // Keys and gates. All threads of the block take part, and may read when it is over.
     __device__ void load(const DeltaChunk &chunk) const {
@@ -160,8 +178,8 @@ template <typename T> struct DeltaTile {
     __device__ void load_query(const DeltaChunk &chunk, int token, int place) const {
         load_normed(shared, place, of.query(chunk.first + token, head), of.key_dim, 1.0f / sqrtf(float(of.key_dim)));
     }
-    __device__ void store_state(float *states, const DeltaChunk &chunk) const {
-        float *const own = states + (chunk.number * of.value_heads + head) * of.key_dim * of.value_dim + column;
+    __device__ void store_state(float *state) const {
+        float *const own = state + column;
         for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
             if (i % VALUE_TILE < columns) {
                 own[size_t(i / VALUE_TILE) * of.value_dim + i % VALUE_TILE] = shared[i];
@@ -236,17 +254,19 @@ template <typename T> __device__ void store_outputs(T *out, const DeltaTile<T> &
     }
 }
 
-// A block goes through the chunks of a sequence.
-template <typename T> __device__ void gated_delta(T *out, float *states, const Delta<T> &of) {
+// A block goes through a segment of a sequence, from `first_states [sequences, stride of states, ...]`, which are zero if there are none.
+template <typename T>
+__device__ void gated_delta(T *out, float *states, const float *first_states, size_t first_stride, const Segment &segment,
+                            const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
     const Gates gates = shared_gates();
     const DeltaTile<T> tile(of, shared, gates);
-    tile.clear_state();
-    for (size_t index = 0; index < of.chunks(); index++) {
+    tile.load_state(tile.state_of(first_states, tile.sequence() * first_stride));
+    for (size_t index = segment.first; index < segment.first + segment.count; index++) {
         const DeltaChunk chunk(of, tile.sequence(), index);
         tile.load(chunk);
-        if (states != nullptr) {
-            tile.store_state(states, chunk);
+        if (states != nullptr && segment.has_state(index)) {
+            tile.store_state(tile.state_of(states, segment.state(tile.sequence(), index)));
         }
         tile.find_a(chunk, SCORE_STRIDE, 1);
         solve(tile, chunk);
@@ -336,17 +356,20 @@ template <typename T> __device__ void solve_back(const DeltaTile<T> &tile, const
     __syncthreads();
 }
 
-// The same blocks, from a sequence's last chunk to its first: the gradient of values, and for each chunk that of the state behind it,
-// `dstates [chunks, value_heads, key_dim, value_dim]`.
-template <typename T> __device__ void gated_delta_states(T *dmixed, float *dstates, const T *dout, const Delta<T> &of) {
+// The same blocks, from a segment's last chunk to its first: the gradient of values, and for each chunk that of the state behind it,
+// `dstates`. `between [sequences, value_heads, key_dim, value_dim]` has that of the state behind the segment, which is zero behind a
+// sequence, and then that of the state in front.
+template <typename T>
+__device__ void gated_delta_states(T *dmixed, float *dstates, float *between, const T *dout, const Segment &segment, const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
     const Gates gates = shared_gates();
     const DeltaTile<T> tile(of, shared, gates);
-    tile.clear_state();
-    for (size_t behind = 0; behind < of.chunks(); behind++) {
-        const DeltaChunk chunk(of, tile.sequence(), of.chunks() - 1 - behind);
+    float *const between_of_head = tile.state_of(between, tile.sequence());
+    tile.load_state(segment.first + segment.count == of.chunks() ? nullptr : between_of_head);
+    for (size_t behind = 0; behind < segment.count; behind++) {
+        const DeltaChunk chunk(of, tile.sequence(), segment.first + segment.count - 1 - behind);
         tile.load(chunk);
-        tile.store_state(dstates, chunk);
+        tile.store_state(tile.state_of(dstates, segment.state(tile.sequence(), chunk.index)));
         begin_back(dout, tile, chunk);
         add_queries(tile, chunk);
         solve_back(tile, chunk);
@@ -368,6 +391,9 @@ template <typename T> __device__ void gated_delta_states(T *dmixed, float *dstat
             }
             shared[i] = sum;
         }
+    }
+    if (segment.first > 0) {
+        tile.store_state(between_of_head);
     }
 }
 
@@ -395,6 +421,7 @@ template <typename T> struct ChunkGradients {
     const Delta<T> &of;
     SharedArray<float> shared;
     Gates gates;
+    Segment segment;
     DeltaChunk chunk;
     int thread, row, lane, first_head;
     bool exists;
@@ -403,8 +430,9 @@ template <typename T> struct ChunkGradients {
     float da[OWN_SCORES], dp[OWN_SCORES];
     float beta, front, to_end, dbeta, of_front, of_end, of_state;
 
-    __device__ ChunkGradients(const Delta<T> &of, SharedArray<float> shared, const Gates &gates)
-        : of(of), shared(shared), gates(gates), chunk(of, blockIdx.x / of.chunks(), blockIdx.x % of.chunks()), thread(threadIdx.x),
+    __device__ ChunkGradients(const Delta<T> &of, SharedArray<float> shared, const Gates &gates, const Segment &segment)
+        : of(of), shared(shared), gates(gates), segment(segment),
+          chunk(of, blockIdx.x / segment.count, segment.first + blockIdx.x % segment.count), thread(threadIdx.x),
           row(thread / ROW_THREADS), lane(thread % ROW_THREADS), first_head(blockIdx.y * (of.value_heads / of.key_heads)),
           exists(row < chunk.tokens) {}
 
@@ -493,7 +521,8 @@ template <typename T> __device__ void ChunkGradients<T>::begin_head() {
 template <typename T>
 __device__ void ChunkGradients<T>::load_tile(int head, int first, const T *dout_of_all, const float *states, const float *dstates) {
     __syncthreads();
-    const size_t place = (chunk.number * of.value_heads + head) * of.key_dim * of.value_dim + first;
+    const size_t state_number = segment.state(chunk.sequence, chunk.index);
+    const size_t place = (state_number * of.value_heads + head) * of.key_dim * of.value_dim + first;
     for (int i = thread; i < of.key_dim * NARROW_TILE; i += blockDim.x) {
         const int k = i / NARROW_TILE, own = i % NARROW_TILE;
         const bool is_there = first + own < of.value_dim;
@@ -714,8 +743,9 @@ __device__ void store_gates(const GateGradients<T> &into, const DecayGradients &
             of_g += sum * layer.decay(x, head);
             of_a -= sum * expf(layer.a_log[head]) * sigmoid(x);
         }
-        into.a_log_parts[chunk.number * layer.value_heads + head] = of_g;
-        into.dt_bias_parts[chunk.number * layer.value_heads + head] = of_a;
+        const size_t part = (chunk.sequence * layer.chunks() + chunk.index) * layer.value_heads + head;
+        into.a_log_parts[part] = of_g;
+        into.dt_bias_parts[part] = of_a;
     }
     __syncthreads();
     if (thread < chunk.tokens) {
@@ -730,14 +760,14 @@ __device__ void store_gates(const GateGradients<T> &into, const DecayGradients &
 // A block has a chunk of a key head: gradients of queries and keys, to which its value heads add in order, and of their gates.
 template <typename T>
 __device__ void gated_delta_gradients(T *dmixed, const GateGradients<T> &into, const T *dout, const float *states, const float *dstates,
-                                      const Delta<T> &of) {
+                                      const Segment &segment, const Delta<T> &of) {
     DYNAMIC_SHARED(float, shared);
     const Gates gates = shared_gates();
     SHARED(float, dbetas, CHUNK);
     SHARED(float, dc, CHUNK);
     SHARED(float, of_ends, CHUNK);
     const DecayGradients decays = {dbetas, dc, of_ends};
-    ChunkGradients<T> block(of, shared, gates);
+    ChunkGradients<T> block(of, shared, gates, segment);
     block.load_keys();
     for (int head = block.first_head; head < block.first_head + of.value_heads / of.key_heads; head++) {
         __syncthreads();
@@ -759,33 +789,33 @@ __device__ void gated_delta_gradients(T *dmixed, const GateGradients<T> &into, c
     block.store_keys(dmixed);
 }
 
-#define OF_ONE_TYPE(T, name)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                             \
-        gated_delta_##name(T *out, float *states, const T *mixed, const T *b, size_t b_stride, const T *a, size_t a_stride,        \
-                           const float *a_log, const float *dt_bias, const int *documents, size_t seq, int key_heads,              \
-                           int value_heads, int key_dim, int value_dim) {                                                          \
-        gated_delta(out, states, Delta<T>{mixed, b, a, b_stride, a_stride, a_log, dt_bias, documents, seq, key_heads, value_heads, \
-                                          key_dim, value_dim});                                                                    \
-    }                                                                                                                              \
-    EXPORT(gated_delta_##name);                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                             \
-        gated_delta_states_##name(T *dmixed, float *dstates, const T *dout, const T *mixed, const T *b, size_t b_stride,           \
-                                  const T *a, size_t a_stride, const float *a_log, const float *dt_bias, const int *documents,     \
-                                  size_t seq, int key_heads, int value_heads, int key_dim, int value_dim) {                        \
-        gated_delta_states(dmixed, dstates, dout, Delta<T>{mixed, b, a, b_stride, a_stride, a_log, dt_bias, documents, seq,        \
-                                                           key_heads, value_heads, key_dim, value_dim});                           \
-    }                                                                                                                              \
-    EXPORT(gated_delta_states_##name);                                                                                             \
-    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                             \
-        gated_delta_gradients_##name(T *dmixed, T *db, size_t db_stride, T *da, size_t da_stride, float *a_log_parts,              \
-                                     float *dt_bias_parts, const T *dout, const float *states, const float *dstates,               \
-                                     const T *mixed, const T *b, size_t b_stride, const T *a, size_t a_stride, const float *a_log, \
-                                     const float *dt_bias, const int *documents, size_t seq, int key_heads, int value_heads,       \
-                                     int key_dim, int value_dim) {                                                                 \
-        gated_delta_gradients(dmixed, GateGradients<T>{db, da, db_stride, da_stride, a_log_parts, dt_bias_parts}, dout, states,    \
-                              dstates, Delta<T>{mixed, b, a, b_stride, a_stride, a_log, dt_bias, documents, seq, key_heads,        \
-                                                value_heads, key_dim, value_dim});                                                 \
-    }                                                                                                                              \
+#define LAYER_PARAMETERS(T)                                                                                                    \
+    const T *mixed, const T *b, size_t b_stride, const T *a, size_t a_stride, const float *a_log, const float *dt_bias,        \
+        const int *documents, size_t seq, int key_heads, int value_heads, int key_dim, int value_dim
+
+#define LAYER(T)                                                                                                               \
+    Delta<T>{mixed, b, a, b_stride, a_stride, a_log, dt_bias, documents, seq, key_heads, value_heads, key_dim, value_dim}
+
+#define OF_ONE_TYPE(T, name)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                         \
+        gated_delta_##name(T *out, float *states, const float *first_states, size_t first_stride, size_t first, size_t count,  \
+                           size_t interval, LAYER_PARAMETERS(T)) {                                                             \
+        gated_delta(out, states, first_states, first_stride, Segment{first, count, interval}, LAYER(T));                       \
+    }                                                                                                                          \
+    EXPORT(gated_delta_##name);                                                                                                \
+    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                         \
+        gated_delta_states_##name(T *dmixed, float *dstates, float *between, const T *dout, size_t first, size_t count,        \
+                                  LAYER_PARAMETERS(T)) {                                                                       \
+        gated_delta_states(dmixed, dstates, between, dout, Segment{first, count, 1}, LAYER(T));                                \
+    }                                                                                                                          \
+    EXPORT(gated_delta_states_##name);                                                                                         \
+    extern "C" __global__ void __launch_bounds__(DELTA_WARPS *WARP, 1)                                                         \
+        gated_delta_gradients_##name(T *dmixed, T *db, size_t db_stride, T *da, size_t da_stride, float *a_log_parts,          \
+                                     float *dt_bias_parts, const T *dout, const float *states, const float *dstates,           \
+                                     size_t first, size_t count, LAYER_PARAMETERS(T)) {                                        \
+        const GateGradients<T> into{db, da, db_stride, da_stride, a_log_parts, dt_bias_parts};                                 \
+        gated_delta_gradients(dmixed, into, dout, states, dstates, Segment{first, count, 1}, LAYER(T));                        \
+    }                                                                                                                          \
     EXPORT(gated_delta_gradients_##name)
 
 OF_ONE_TYPE(float, f32);

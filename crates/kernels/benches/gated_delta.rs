@@ -22,6 +22,7 @@ fn main() {
         value_heads,
         key_dim: head_dim,
         value_dim: head_dim,
+        state_interval: 1,
     });
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..5 {

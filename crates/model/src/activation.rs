@@ -124,8 +124,13 @@ pub enum Dimension {
     Seq,
     /// This many for each token of a sequence.
     SeqTimes(usize),
-    /// Chunks of the gated delta rule, of all sequences of the micro-batch, which are this many times as long as its parts.
-    ChunksOfParts(usize),
+    /// States in front of chunks of the gated delta rule, of all sequences of the micro-batch, which have so many parts: every so many-th.
+    States {
+        /// Parts of a sequence.
+        parts: usize,
+        /// Chunks between two states that are kept.
+        interval: usize,
+    },
     /// The same for every micro-batch.
     Fixed(usize),
 }
@@ -221,8 +226,8 @@ impl Extent {
             Dimension::Rows => rows as f64,
             Dimension::Seq => seq as f64,
             Dimension::SeqTimes(count) => seq as f64 * count as f64,
-            Dimension::ChunksOfParts(parts) => {
-                rows as f64 * (seq * parts).div_ceil(DELTA_CHUNK) as f64
+            Dimension::States { parts, interval } => {
+                rows as f64 * (seq * parts).div_ceil(DELTA_CHUNK).div_ceil(interval) as f64
             }
             Dimension::Fixed(size) => size as f64,
         };
@@ -237,8 +242,8 @@ impl Extent {
             Dimension::Rows => batch.rows,
             Dimension::Seq => batch.seq,
             Dimension::SeqTimes(count) => batch.seq * count,
-            Dimension::ChunksOfParts(parts) => {
-                batch.rows * (batch.seq * parts).div_ceil(DELTA_CHUNK)
+            Dimension::States { parts, interval } => {
+                batch.rows * (batch.seq * parts).div_ceil(DELTA_CHUNK).div_ceil(interval)
             }
             Dimension::Fixed(size) => size,
         };

@@ -106,6 +106,18 @@ impl Architecture {
         }
     }
 
+    /// The same model that keeps every `interval`-th state in front of chunks of the gated delta rule.
+    pub fn keeping_states(self, interval: usize) -> Architecture {
+        if interval == 1 {
+            return self;
+        }
+        let blocks = self.blocks.into_iter();
+        Architecture {
+            blocks: blocks.map(|block| block.keeping_states(interval)).collect(),
+            ..self
+        }
+    }
+
     /// The same model where sequences have parts, each with a rank or several with one: a block's attention computes some heads of whole
     /// sequences at a time.
     ///

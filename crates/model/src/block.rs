@@ -120,11 +120,21 @@ impl Block {
     /// # Panics
     /// As [`Block::new`].
     pub(crate) fn of_sharing(self, ranks: SharingRanks) -> Block {
+        self.with_stages(|stage| stage.of_sharing(ranks))
+    }
+
+    /// The same block that keeps every `interval`-th state in front of chunks. Not in tiles yet.
+    pub(crate) fn keeping_states(self, interval: usize) -> Block {
+        self.with_stages(|stage| Some(vec![stage.keeping_states(interval)?]))
+    }
+
+    /// The same block with other stages in the place of some.
+    fn with_stages(self, instead: impl Fn(&dyn Stage) -> Option<Vec<Box<dyn Stage>>>) -> Block {
         let input = self.facts(Activation::X).extent;
-        let stages = self.stages.into_iter().flat_map(|declared| {
-            let instead = declared.stage.of_sharing(ranks);
-            instead.unwrap_or_else(|| vec![declared.stage])
-        });
+        let stages = self
+            .stages
+            .into_iter()
+            .flat_map(|declared| instead(&*declared.stage).unwrap_or_else(|| vec![declared.stage]));
         Block::of_stages(input, stages)
     }
 

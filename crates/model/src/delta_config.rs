@@ -54,8 +54,8 @@ impl DeltaConfig {
         self.mixed_width() + self.value_width() + 2 * self.value_heads
     }
 
-    /// Its shape for `batch` sequences of `seq` tokens.
-    pub fn shape(&self, batch: usize, seq: usize) -> DeltaShape {
+    /// Its shape for `batch` sequences of `seq` tokens, of whose states every `state_interval`-th is kept.
+    pub fn shape(&self, batch: usize, seq: usize, state_interval: usize) -> DeltaShape {
         DeltaShape {
             batch,
             seq,
@@ -63,6 +63,7 @@ impl DeltaConfig {
             value_heads: self.value_heads,
             key_dim: self.key_head_dim,
             value_dim: self.value_head_dim,
+            state_interval,
         }
     }
 

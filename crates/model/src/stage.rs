@@ -46,6 +46,11 @@ pub trait Stage {
         None
     }
 
+    /// If it keeps states in front of chunks ([`kernels::DeltaShape`]): the stage that keeps every `interval`-th.
+    fn keeping_states(&self, _interval: usize) -> Option<Box<dyn Stage>> {
+        None
+    }
+
     /// Whether it runs once for all parts of its sequences that a rank has, and takes each in turn ([`Pass::each_part`]). Other stages
     /// run once for each part.
     fn joins_parts(&self) -> bool {

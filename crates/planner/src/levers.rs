@@ -11,6 +11,7 @@ use crate::on_paper::StepOnPaper;
 use crate::rates::NVLINK_RANKS;
 use data::{Format, Inputs};
 use kernels::Target;
+use kernels::operation::DELTA_CHUNK;
 use memory::{DType, Home, Window};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
@@ -123,6 +124,8 @@ pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
             |run| run.may_go(&run.settings.homes.states).then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))),
         lever("weights on the host", "weights on the host (--offload-parameters pinned)", Setup::weights_on_host),
         lever("gradients on the host", "gradients on the host (--offload-gradients pinned)", Setup::gradients_on_host),
+        lever("one of {state_interval} states of the gated delta rule kept", "one of {state_interval} states of the gated delta rule kept (--state-interval {state_interval})",
+            Setup::fewer_states),
         lever("{expert_unit} experts of a layer at a time", "{expert_unit} experts of a layer at a time (--expert-unit {expert_unit})", Setup::units_of_experts),
         lever("gradients released in the backward pass, no clipping",
             "gradients released in the backward pass, without clipping (optim.release=backward)", Setup::released_gradients),
@@ -130,6 +133,14 @@ pub(crate) fn levers(run: &Setup) -> impl Iterator<Item = Lever> {
         lever("sequences of {seq}, {accum} micro-batches a step", "", Setup::shorter_sequences),
     ];
     sizes.into_iter().chain(labels).chain(full).chain(others)
+}
+
+/// The root of the number of a sequence's chunks, rounded down, then up to a power of two. A layer then keeps about as many states as one
+/// segment has.
+pub(crate) fn balanced_interval(seq: usize) -> usize {
+    let chunks = seq.div_ceil(DELTA_CHUNK);
+    let root = (chunks as f64).sqrt().floor() as usize;
+    root.next_power_of_two()
 }
 
 /// Specifications that are compared for every model.
@@ -237,6 +248,7 @@ impl Setup {
             ("{seq}", settings.seq),
             ("{tile}", settings.tile_tokens.unwrap_or_default()),
             ("{expert_unit}", settings.expert_unit.unwrap_or_default()),
+            ("{state_interval}", settings.state_interval),
         ];
         let words = words.to_string();
         figures.into_iter().fold(words, |words, (name, figure)| {
@@ -452,6 +464,15 @@ impl Setup {
         helps.then(|| set!(collectives.zero = Some(zero), zero.stage()))
     }
 
+    /// Fewer states of the gated delta rule; none where there is no such layer, or not all are kept.
+    fn fewer_states(&self) -> Option<Change> {
+        let settings = &self.settings;
+        settings.model.delta.as_ref()?;
+        let interval = balanced_interval(settings.seq);
+        let is_longer = settings.state_interval == 1 && interval > 1;
+        is_longer.then(|| set!(recompute.state_interval = Some(interval), interval))
+    }
+
     /// About an eighth of a layer's experts in a unit; none where so few come already, or experts do not come and go.
     fn units_of_experts(&self) -> Option<Change> {
         let settings = &self.settings;
@@ -548,8 +569,20 @@ mod tests {
             "model.experts.ffn=64",
             "offload.parameters=pinned",
         ];
-        let runs: [(&[&str], Option<usize>); 5] = [
+        let hybrid = [
+            "train.device=cuda",
+            "model.attention_gate=true",
+            "model.qk_norm=true",
+            "model.zero_centered_norm=true",
+            "model.delta.key_heads=2",
+            "model.delta.value_heads=4",
+            "model.delta.key_head_dim=64",
+            "model.delta.value_head_dim=64",
+            "data.seq=2048",
+        ];
+        let runs: [(&[&str], Option<usize>); 6] = [
             (&experts, None),
+            (&hybrid, None),
             (&many, None),
             (&["attention.backend=eager", "train.device=cuda"], None),
             (
@@ -587,6 +620,7 @@ mod tests {
         }
         assert!(said.len() > 60, "{}: {said:?}", said.len());
         assert!(said.contains("memory.expert_unit=8offload.window=end"));
+        assert!(said.contains("recompute.state_interval=8"));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 /// The form of `plan.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 10;
+const SCHEMA_VERSION: u32 = 11;
 
 /// What a run will need, to the byte. `plan.json`.
 #[derive(Clone, Debug, Serialize)]

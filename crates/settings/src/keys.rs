@@ -424,6 +424,10 @@ keys! {
             .flag("--recompute", "SPEC", MEMORY).marks(&[KeepsBits]),
         layers: BTreeMap<String, String> = key(Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }")
             .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels.").marks(&[KeepsBits]),
+        state_interval: Option<usize> = optional(Kind::Whole(1), ("16", "1, and under --recompute auto what it chooses"),
+            "Chunks of 64 tokens between two states of the gated delta rule that core_attn keeps")
+            .details("Backward passes make the others again from these, some at a time, so a layer at work needs less too.")
+            .flag("--state-interval", "N", MEMORY).marks(&[KeepsBits]).needs(need::DELTA),
         costs: Option<PathBuf> = optional(Kind::Text, ("\"profile.json\"", ""),
             "Measured times that auto counts with: what `trainer profile --json` printed")
             .flag("--costs", "FILE", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),

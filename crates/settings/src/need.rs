@@ -55,6 +55,7 @@ mod rows {
     pub(crate) const UNITS: Need = need(
         |run, homes| homes.weights != Home::Device || homes.gradients == Home::Pinned || run.zero() >= Some(Zero::Gradients),
         Warning("weights or gradients that come and go: --zero 2 or 3, --offload-parameters, --offload-gradients"));
+    pub(crate) const DELTA: Need = need(|run, _| run.model.delta.is_some(), Warning("layers of the gated delta rule (model.delta)"));
     pub(crate) const LORA: Need = need(|run, _| run.lora.rank.is_some(),
         Error("says what adapters are like, and there are none", "--lora RANK", &["lora.rank"]));
     pub(crate) const FP8: Need = need(|run, _| run.fp8.recipe != Fp8Recipe::Off,

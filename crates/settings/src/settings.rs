@@ -60,6 +60,8 @@ pub struct Settings {
     pub tile_tokens: Option<usize>,
     /// Experts of a layer that are a unit; none: all are part of their block's.
     pub expert_unit: Option<usize>,
+    /// Of the states in front of chunks of the gated delta rule every so many-th is kept.
+    pub state_interval: usize,
     /// How documents become sequences.
     pub packing: Packing,
     /// Evaluations and samples that run between steps; planned with them.
@@ -184,6 +186,7 @@ impl Settings {
             head_chunk: config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK),
             tile_tokens: config.memory.tile_tokens,
             expert_unit: config.memory.expert_unit,
+            state_interval: recompute.state_interval.unwrap_or(1),
             packing: config.packing(),
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
@@ -263,6 +266,7 @@ impl Settings {
             None => parameters,
         };
         (self.structure)(&self.model, self.attention, parameters)
+            .keeping_states(self.state_interval)
             .of_sharing(self.sharing())
             .in_tiles(self.tile_tokens)
     }

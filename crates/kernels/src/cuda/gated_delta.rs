@@ -5,7 +5,7 @@ use super::extent::{Extent, WARP};
 use super::{Argument, Cuda, Driver, arguments, int, kernel};
 use crate::Result;
 use crate::operation::{BiasBackward, DELTA_CHUNK, DeltaShape, GatedDelta, GatedDeltaBackward};
-use memory::In;
+use memory::{DType, In};
 
 /// Tokens of a chunk, value columns of a block, and its warps: as in `gated_delta.cu`.
 const CHUNK: usize = DELTA_CHUNK;
@@ -62,58 +62,160 @@ fn tiles_of_heads(shape: DeltaShape, floats: usize) -> Extent {
 }
 
 pub(super) fn gated_delta<D: Driver>(cuda: &Cuda<D>, op: GatedDelta) -> Result {
-    let width = op.shape.key_dim;
-    let layer = layer(
-        [&op.mixed, &op.b, &op.a, &op.a_log, &op.dt_bias],
-        &op.documents,
-        op.shape,
-    );
-    let arguments = [&arguments![&op.out, &op.states][..], &layer].concat();
-    let floats =
-        width * VALUE_TILE + CHUNK * (width + 1 + SCORES + TILE) + DELTA_WARPS * (width + CHUNK);
-    let kernel = kernel!("gated_delta", "gated_delta", op.mixed.dtype());
-    cuda.launch(kernel, tiles_of_heads(op.shape, floats), &arguments)
+    let shape = op.shape;
+    let segment = Segment {
+        shape,
+        dtype: op.mixed.dtype(),
+        first: 0,
+        chunks: shape.chunks(),
+        layer: &layer(
+            [&op.mixed, &op.b, &op.a, &op.a_log, &op.dt_bias],
+            &op.documents,
+            shape,
+        ),
+    };
+    let from_zeros = (Argument::NULL, 0);
+    let states = ((&op.states).into(), shape.state_interval);
+    segment.go_through(cuda, (&op.out).into(), states, from_zeros)
 }
 
-/// The f32 elements of scratch of a backward pass: the gradients of states, and parts of those of `a_log` and `dt_bias`.
+/// Some neighbouring chunks, the same of every sequence.
+struct Segment<'a> {
+    shape: DeltaShape,
+    dtype: DType,
+    first: usize,
+    chunks: usize,
+    layer: &'a [Argument],
+}
+
+impl Segment<'_> {
+    /// From the first chunk to the last: the output, and every `interval`-th state. `from` has the states in front, `distance` states
+    /// from sequence to sequence.
+    fn go_through<D: Driver>(
+        &self,
+        cuda: &Cuda<D>,
+        out: Argument,
+        (states, interval): (Argument, usize),
+        (from, distance): (Argument, usize),
+    ) -> Result {
+        let width = self.shape.key_dim;
+        let floats = width * VALUE_TILE
+            + CHUNK * (width + 1 + SCORES + TILE)
+            + DELTA_WARPS * (width + CHUNK);
+        let kernel = kernel!("gated_delta", "gated_delta", self.dtype);
+        let of = arguments![
+            out,
+            states,
+            from,
+            distance,
+            self.first,
+            self.chunks,
+            interval
+        ];
+        let arguments = [&of[..], self.layer].concat();
+        cuda.launch(kernel, tiles_of_heads(self.shape, floats), &arguments)
+    }
+
+    /// From the last to the first: the gradients of values, of the states behind chunks, and of those between segments.
+    fn go_back<D: Driver>(
+        &self,
+        cuda: &Cuda<D>,
+        [dmixed, dstates, between, dout]: [Argument; 4],
+    ) -> Result {
+        let width = self.shape.key_dim;
+        let floats =
+            width * VALUE_TILE + CHUNK * (width + 1 + SCORES + 2 * TILE) + DELTA_WARPS * width;
+        let kernel = kernel!("gated_delta", "gated_delta_states", self.dtype);
+        let of = arguments![dmixed, dstates, between, dout, self.first, self.chunks];
+        let arguments = [&of[..], self.layer].concat();
+        cuda.launch(kernel, tiles_of_heads(self.shape, floats), &arguments)
+    }
+
+    /// Each chunk for itself: the gradients of queries, keys and gates.
+    fn gradients<D: Driver>(
+        &self,
+        cuda: &Cuda<D>,
+        into: &[Argument],
+        [dout, states, dstates]: [Argument; 3],
+    ) -> Result {
+        let width = self.shape.key_dim;
+        let floats = CHUNK * (2 * (width + 1) + SCORES + 4 * NARROW_TILE) + 2 * width * NARROW_TILE;
+        let grid = [self.shape.batch * self.chunks, self.shape.key_heads, 1];
+        let extent = Extent {
+            shared_bytes: floats * size_of::<f32>(),
+            ..Extent::new(grid, [DELTA_WARPS * WARP, 1, 1])
+        };
+        let of = arguments![dout, states, dstates, self.first, self.chunks];
+        let kernel = kernel!("gated_delta", "gated_delta_gradients", self.dtype);
+        cuda.launch(kernel, extent, &[into, &of[..], self.layer].concat())
+    }
+}
+
+/// Elements of the states of a chunk of every sequence.
+fn states_of_chunk(shape: DeltaShape) -> usize {
+    shape.batch * shape.value_heads * shape.key_dim * shape.value_dim
+}
+
+/// The chunks that a backward pass takes at a time: all if it has all states.
+fn segment_chunks(shape: DeltaShape) -> usize {
+    match shape.keeps_all_states() {
+        true => shape.chunks(),
+        false => shape.state_interval.min(shape.chunks()),
+    }
+}
+
+/// The f32 elements of scratch of a backward pass: parts of the gradients of `a_log` and `dt_bias`, the gradients of a segment's states,
+/// and if not all states are kept, a segment's states and the gradients of those between segments.
 pub(crate) fn backward_scratch(shape: DeltaShape) -> usize {
     let parts = shape.batch * shape.chunks() * shape.value_heads;
-    shape.states().iter().product::<usize>() + 2 * parts
+    let chunks = match shape.keeps_all_states() {
+        true => shape.chunks(),
+        false => 2 * segment_chunks(shape) + 1,
+    };
+    2 * parts + chunks * states_of_chunk(shape)
 }
 
 pub(super) fn gated_delta_backward<D: Driver>(cuda: &Cuda<D>, op: GatedDeltaBackward) -> Result {
-    let (shape, width, dtype) = (op.shape, op.shape.key_dim, op.mixed.dtype());
+    let shape = op.shape;
     let layer = layer(
         [&op.mixed, &op.b, &op.a, &op.a_log, &op.dt_bias],
         &op.documents,
         shape,
     );
-    let parts = shape.batch * shape.chunks();
-    let (dstates, of_gates) = op.scratch.split_at(shape.states().iter().product());
-    let (a_log_parts, dt_bias_parts) = of_gates.split_at(parts * shape.value_heads);
-    let floats = width * VALUE_TILE + CHUNK * (width + 1 + SCORES + 2 * TILE) + DELTA_WARPS * width;
-    let arguments = [&arguments![&op.dmixed, &dstates, &op.dout][..], &layer].concat();
-    let kernel = kernel!("gated_delta", "gated_delta_states", dtype);
-    cuda.launch(kernel, tiles_of_heads(shape, floats), &arguments)?;
-    let floats = CHUNK * (2 * (width + 1) + SCORES + 4 * NARROW_TILE) + 2 * width * NARROW_TILE;
-    let extent = Extent {
-        shared_bytes: floats * size_of::<f32>(),
-        ..Extent::new([parts, shape.key_heads, 1], [DELTA_WARPS * WARP, 1, 1])
+    let (chunks, parts) = (segment_chunks(shape), shape.batch * shape.chunks());
+    let states_of_segment = chunks * states_of_chunk(shape);
+    let (a_log_parts, rest) = op.scratch.split_at(parts * shape.value_heads);
+    let (dt_bias_parts, rest) = rest.split_at(parts * shape.value_heads);
+    let (dstates, rest) = rest.split_at(states_of_segment);
+    let all_are_kept = shape.keeps_all_states();
+    let (made_again, between) = rest.split_at(if all_are_kept { 0 } else { states_of_segment });
+    let into = arguments! {
+        &op.dmixed, &op.db, op.db.strides()[0], &op.da, op.da.strides()[0], &a_log_parts, &dt_bias_parts,
     };
-    let into = arguments![
-        &op.dmixed,
-        &op.db,
-        op.db.strides()[0],
-        &op.da,
-        op.da.strides()[0],
-        &a_log_parts,
-        &dt_bias_parts,
-        &op.dout,
-        &op.states,
-        &dstates
-    ];
-    let kernel = kernel!("gated_delta", "gated_delta_gradients", dtype);
-    cuda.launch(kernel, extent, &[&into[..], &layer].concat())?;
+    let [dmixed, of_states] = [&op.dmixed, &dstates].map(Argument::from);
+    let dout = Argument::from(&op.dout);
+    for number in (0..shape.chunks().div_ceil(chunks)).rev() {
+        let first = number * chunks;
+        let segment = Segment {
+            shape,
+            dtype: op.mixed.dtype(),
+            first,
+            chunks: chunks.min(shape.chunks() - first),
+            layer: &layer,
+        };
+        let states: Argument = match all_are_kept {
+            true => (&op.states).into(),
+            false => {
+                let kept = op.states.rows(number..op.states.dims()[0]);
+                let from = ((&kept).into(), shape.kept_states());
+                let made_again: Argument = (&made_again).into();
+                segment.go_through(cuda, Argument::NULL, (made_again, 1), from)?;
+                made_again
+            }
+        };
+        segment.go_back(cuda, [dmixed, of_states, (&between).into(), dout])?;
+        segment.gradients(cuda, &into, [dout, states, of_states])?;
+    }
     let sums = [
         (a_log_parts, op.da_log, op.da_log_init),
         (dt_bias_parts, op.ddt_bias, op.ddt_bias_init),

@@ -6,8 +6,9 @@ use super::check::{Check, Checked};
 use super::contract::Contract;
 use super::declaration::operation;
 use memory::{In, Out};
+use std::ops::Range;
 
-/// Tokens between two states that are kept.
+/// Tokens of a chunk.
 pub const DELTA_CHUNK: usize = 64;
 
 /// The most taps of a convolution.
@@ -31,6 +32,8 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Width of a head of values.
     pub value_dim: usize,
+    /// Of the states in front of a sequence's chunks every so many-th is kept, from the first on.
+    pub state_interval: usize,
 }
 
 impl DeltaShape {
@@ -68,14 +71,31 @@ impl DeltaShape {
         self.seq.div_ceil(DELTA_CHUNK)
     }
 
-    /// `[b * chunks, value_heads, key_dim, value_dim]`: the states in front of all chunks.
+    /// States of a sequence's head that are kept.
+    pub fn kept_states(&self) -> usize {
+        self.chunks().div_ceil(self.state_interval)
+    }
+
+    /// Whether no state has to be made again.
+    pub fn keeps_all_states(&self) -> bool {
+        self.kept_states() == self.chunks()
+    }
+
+    /// `[b * kept states, value_heads, key_dim, value_dim]`.
     pub fn states(&self) -> [usize; 4] {
         [
-            self.batch * self.chunks(),
+            self.batch * self.kept_states(),
             self.value_heads,
             self.key_dim,
             self.value_dim,
         ]
+    }
+
+    /// The numbers of the chunks of a sequence between states that are kept.
+    pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = Range<usize>> + use<> {
+        let (chunks, interval) = (self.chunks(), self.state_interval);
+        let firsts = (0..self.kept_states()).map(move |kept| kept * interval);
+        firsts.map(move |first| first..chunks.min(first + interval))
     }
 
     pub(super) fn check(&self, check: &Check) -> Checked {
@@ -91,6 +111,7 @@ impl DeltaShape {
             value_heads,
             self.key_dim,
             self.value_dim,
+            self.state_interval,
         ];
         check.that(sizes.iter().all(|size| *size > 0), || {
             format!("{self:?} has a size of 0")
@@ -143,8 +164,8 @@ operation! {
     /// `x / sqrt(sum(x^2) + 1e-6)`, queries also divided by `sqrt(key_dim)`. With `beta = sigmoid(b)` and `g = -e^a_log softplus(a + dt_bias)`
     /// of each value head, a token changes the head's state S `[key_dim, value_dim]`, zero in front of a document:
     /// `S = e^g S; S += k (beta (v - S^T k))^T; out = S^T q`. All of it is f32; in bf16 `beta` and `out` are rounded. `states`
-    /// ([`DeltaShape::states`], f32) are those in front of chunks. Either output may be left out. `scratch` is f32 of
-    /// [`GatedDelta::scratch_elements`].
+    /// ([`DeltaShape::states`], f32) are those in front of chunks, every [`DeltaShape::state_interval`]-th of a sequence. Either output may be
+    /// left out. `scratch` is f32 of [`GatedDelta::scratch_elements`].
     GatedDelta "gated_delta": mixed {
         out: Option<Out<'a>> [..shape.values()],
         states: Option<Out<'a>> [..shape.states()] f32,
@@ -158,9 +179,9 @@ operation! {
         documents: Option<In<'a>> [shape.batch, shape.seq] i32 uncounted,
     }
 
-    /// Gradients of [`GatedDelta`] from `dout` and the `states` of the same inputs. `dmixed`, `db` and `da` are overwritten; `da_log` and
-    /// `ddt_bias [value_heads]` are gradients: f32 or bf16, rounded once. `scratch` is f32 of
-    /// [`GatedDeltaBackward::scratch_elements`].
+    /// Gradients of [`GatedDelta`] from `dout` and the `states` of the same inputs; those that were not kept are made again, with the bits that
+    /// they had. `dmixed`, `db` and `da` are overwritten; `da_log` and `ddt_bias [value_heads]` are gradients: f32 or bf16, rounded once.
+    /// `scratch` is f32 of [`GatedDeltaBackward::scratch_elements`].
     GatedDeltaBackward "gated_delta_backward": mixed {
         dmixed: Out<'a> [..shape.mixed()],
         db: Out<'a> [..shape.gates()] by_rows,
@@ -257,7 +278,11 @@ impl Contract for GatedDeltaBackward<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        self.shape.multiplications([8, 8])
+        let again = match self.shape.keeps_all_states() {
+            true => 0,
+            false => 2,
+        };
+        self.shape.multiplications([8 + again, 8 + again])
     }
 }
 

@@ -212,6 +212,7 @@ fn of_deltas() -> Vec<Contradiction> {
     let (uneven, wide) = ("do not share 2 key heads evenly", "at most 128 columns");
     let mut all = vec![
         contradiction!(GatedDelta(of) => of.shape.value_dim = 0, "a size of 0"),
+        contradiction!(GatedDelta(of) => of.shape.state_interval = 0, "a size of 0"),
         contradiction!(GatedDelta(of) => of.shape.value_heads += 1, uneven),
         contradiction!(GatedDelta(of) => of.shape.key_dim = 129, wide),
         contradiction!(GatedDeltaBackward(of) => of.shape.key_heads = 0, "a size of 0"),

@@ -197,6 +197,7 @@ impl Delta {
             value_heads: self.heads[1],
             key_dim: self.widths[0],
             value_dim: self.widths[1],
+            state_interval: 1,
         }
     }
 

@@ -136,6 +136,7 @@ impl Delta {
             value_heads,
             key_dim,
             value_dim,
+            ..
         } = self.shape;
         let keys = key_heads * key_dim;
         let normed = |first: usize| {
@@ -338,11 +339,13 @@ fn shape(
         value_heads,
         key_dim,
         value_dim,
+        state_interval: 1,
     }
 }
 
 /// Sequences of one token, shorter than a chunk, as long, longer; documents of one token, that end at a chunk's end and inside, and go on over
-/// chunks; states that fade at once, and hardly; heads that share keys; the widest keys, and values of several tiles.
+/// chunks; states that fade at once, and hardly; heads that share keys; the widest keys, and values of several tiles;
+/// all states kept, and some.
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let starts: Vec<_> = gradient_starts()
         .filter(|(gradient, _)| dtype == DType::BF16 || *gradient == dtype)
@@ -367,7 +370,10 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             dtype,
             gradient,
             start,
-            shape,
+            shape: DeltaShape {
+                state_interval: 1 + number % 3,
+                ..shape
+            },
             documents: Documents::of(lengths),
             fading,
         })
@@ -568,6 +574,32 @@ fn a_packed_document_is_the_same_alone() {
                 let own = part(all, rows.clone(), &whole(all));
                 let judged = expected.judge(&own, device.kernels.target());
                 judged.unwrap_or_else(|message| panic!("{}: {rows:?}: {message}", device.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn states_that_are_made_again_have_the_bits_that_they_had() {
+    for dtype in crate::DTYPES {
+        for device in computing(dtype) {
+            let all_kept = packed(dtype, 290, &[50, 60, 150]);
+            let expected = all_kept.run(&device).unwrap();
+            // Segments of equal length, a shorter last one, and a single one.
+            for (state_interval, kept) in [(2, 3), (3, 2), (7, 1)] {
+                let shape = DeltaShape {
+                    state_interval,
+                    ..all_kept.shape
+                };
+                assert_eq!(shape.kept_states(), kept);
+                let documents = all_kept.documents.clone();
+                let some_kept = Delta {
+                    shape,
+                    documents,
+                    ..all_kept
+                };
+                let found = some_kept.run(&device).unwrap();
+                assert!(found == expected, "{}: {state_interval}", device.name);
             }
         }
     }

@@ -104,6 +104,7 @@ impl DeltaColumns {
 }
 
 /// o `[b s, value_heads V]`: the convolution of what the projections wrote, and the gated delta rule.
+#[derive(Clone)]
 pub struct Delta {
     /// The heads that it computes at a time: all, or those of one part of sequences.
     delta: DeltaConfig,
@@ -111,6 +112,8 @@ pub struct Delta {
     columns: DeltaColumns,
     /// The ranks that share sequences. It then computes one part's heads, of whole sequences.
     ranks: SharingRanks,
+    /// Of the states in front of chunks it keeps every so many-th.
+    state_interval: usize,
     /// `[c, taps]`.
     convolution: ParameterId,
     a_log: ParameterId,
@@ -118,7 +121,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// The states in front of chunks, `[b chunks, value_heads, K, V]` f32.
+    /// The states in front of chunks that are kept, `[b chunks / interval, value_heads, K, V]` f32.
     pub const STATES: Activation = Activation::new("states", "no_gradient", Label::CORE_ATTN);
 
     /// Declares `conv1d`, `A_log` and `dt_bias`. The latter two are f32 whatever the model computes in.
@@ -133,6 +136,7 @@ impl Delta {
             delta: delta.clone(),
             columns,
             ranks: SharingRanks::ALONE,
+            state_interval: 1,
             convolution,
             a_log: in_f32.vector("linear_attn.A_log", heads, decays),
             dt_bias: in_f32.vector("linear_attn.dt_bias", heads, Initial::One),
@@ -140,8 +144,9 @@ impl Delta {
     }
 
     fn shape(&self, pass: &Pass) -> DeltaShape {
-        let batch = pass.batch().shape;
-        self.delta.shape(batch.rows, self.ranks.parts() * batch.seq)
+        let (batch, parts) = (pass.batch().shape, self.ranks.parts());
+        self.delta
+            .shape(batch.rows, parts * batch.seq, self.state_interval)
     }
 
     fn is_shared(&self) -> bool {
@@ -381,7 +386,10 @@ impl Stage for Delta {
             ..
         } = self.delta;
         let states = Extent::of_f32(&[
-            Dimension::ChunksOfParts(self.ranks.parts()),
+            Dimension::States {
+                parts: self.ranks.parts(),
+                interval: self.state_interval,
+            },
             Dimension::Fixed(value_heads),
             Dimension::Fixed(key_head_dim),
             Dimension::Fixed(value_head_dim),
@@ -438,11 +446,16 @@ impl Stage for Delta {
             delta: own,
             columns,
             ranks,
-            convolution: self.convolution,
-            a_log: self.a_log,
-            dt_bias: self.dt_bias,
+            ..self.clone()
         };
         Some(vec![Box::new(before), Box::new(own), Box::new(after)])
+    }
+
+    fn keeping_states(&self, interval: usize) -> Option<Box<dyn Stage>> {
+        Some(Box::new(Delta {
+            state_interval: interval,
+            ..self.clone()
+        }))
     }
 
     fn forward(&self, pass: &mut Pass) -> Result {

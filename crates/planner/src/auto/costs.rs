@@ -64,6 +64,10 @@ impl MeasuredFor {
             let parts = sharing.parts().to_string();
             keys.insert("parallel.context_parts".into(), parts);
         }
+        if settings.state_interval > 1 {
+            let interval = settings.state_interval.to_string();
+            keys.insert("recompute.state_interval".into(), interval);
+        }
         let kernels = kernels(settings, target).into_iter();
         keys.extend(kernels.map(|(key, choice)| (key.into(), choice.name().into())));
         MeasuredFor(keys)

@@ -53,7 +53,7 @@ fn forty_eight_layers_of_four_kinds_take_less_than_two_thousand_steps_on_paper()
         let before = computed_ns();
         let chooser = chooser(&settings, offloads, EXHAUSTIVE_MAX);
         let budget = budgets(&chooser, 2).nth(1).unwrap();
-        let choice = chooser.choose(budget).unwrap();
+        let choice = chooser.within(budget).unwrap().unwrap();
         let searched = computed_ns() - before;
         let steps = 20;
         let before = computed_ns();
@@ -86,8 +86,8 @@ fn what_is_not_tried_loses_less_than_one_percent() {
             .peak
             .max(searched.smallest().unwrap().peak);
         for budget in budgets(&exhaustive, 24) {
-            let best = exhaustive.choose(budget.max(most)).unwrap();
-            let found = searched.choose(budget.max(most)).unwrap();
+            let best = exhaustive.within(budget.max(most)).unwrap().unwrap();
+            let found = searched.within(budget.max(most)).unwrap().unwrap();
             assert!(found.peak_bytes <= budget.max(most));
             let ratio = found.step_ms / best.step_ms;
             assert!(ratio < 1.01, "{offloads} {budget}: {ratio}");
@@ -102,7 +102,10 @@ fn what_is_not_tried_loses_less_than_one_percent() {
 fn later_kinds_choose_by_their_own_labels() {
     let settings = settings(12, &[]);
     let chooser = chooser(&settings, false, EXHAUSTIVE_MAX);
-    let choice = chooser.choose(chooser.smallest().unwrap().peak).unwrap();
+    let choice = chooser
+        .within(chooser.smallest().unwrap().peak)
+        .unwrap()
+        .unwrap();
     let clauses: Vec<&String> = choice.layers.values().collect();
     assert!(
         clauses.iter().any(|text| text.contains("moe")),
@@ -110,7 +113,7 @@ fn later_kinds_choose_by_their_own_labels() {
     );
     let mut before: Option<Choice> = None;
     for budget in budgets(&chooser, 12) {
-        let choice = chooser.choose(budget).unwrap();
+        let choice = chooser.within(budget).unwrap().unwrap();
         assert!(choice.peak_bytes <= budget);
         if let Some(before) = before {
             assert!(

@@ -5,6 +5,7 @@
 //! presets are compared too, so on paper the choice is never slower than a preset.
 
 mod costs;
+mod intervals;
 #[cfg(test)]
 mod kinds_of_block;
 mod menu;
@@ -15,6 +16,7 @@ mod terms;
 mod tests;
 
 pub use costs::{CostsError, MeasuredFor};
+pub use intervals::choose;
 pub use pareto::{Frontier, Point};
 
 use crate::fullest_rank::as_fullest_rank;
@@ -72,6 +74,9 @@ pub struct Choice {
     pub keep_all_step_ms: f64,
     /// The policy as `recompute.layers`.
     pub layers: BTreeMap<String, String>,
+    /// `recompute.state_interval`, where not all states are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_interval: Option<usize>,
 }
 
 impl Choice {
@@ -80,6 +85,7 @@ impl Choice {
         let mut config = config.clone();
         config.recompute.spec = "none".into();
         config.recompute.layers = self.layers.clone();
+        config.recompute.state_interval = self.state_interval;
         config.recompute.costs = None;
         config.offload.activations = "none".into();
         config.memory.budget = None;
@@ -100,7 +106,11 @@ impl Choice {
 
     /// The policy in words.
     pub fn policy(&self) -> String {
-        layers_in_words(&self.layers)
+        let layers = layers_in_words(&self.layers);
+        match self.state_interval {
+            Some(interval) => format!("{layers}; state_interval {interval}"),
+            None => layers,
+        }
     }
 }
 
@@ -120,15 +130,6 @@ pub fn layers_in_words(layers: &BTreeMap<String, String>) -> String {
         })
         .collect();
     layers.join("; ")
-}
-
-/// Chooses a policy for a configuration that asks for it, by the plan of the rank that needs most memory: all ranks choose alike, and each
-/// is within the budget.
-///
-/// # Errors
-/// [`AutoError`]: no policy fits, or a file of costs cannot be used.
-pub fn choose(config: &Config, target: Target, budget: u64) -> Result<Choice, AutoError> {
-    Chooser::new(config, target)?.choose(budget)
 }
 
 /// What does not depend on the budget, computed once: so choices for several budgets are quick.
@@ -175,10 +176,14 @@ pub(crate) struct Candidate {
 
 /// The fastest candidate; of equally fast ones, the one with the lowest peak.
 fn best(candidates: &[Candidate]) -> Option<&Candidate> {
-    let seconds = candidates.iter().map(|one| one.seconds);
-    let as_fast = seconds.min_by(f64::total_cmp)? * (1.0 + ROUNDING);
-    let fastest = candidates.iter().filter(|one| one.seconds <= as_fast);
+    let slowest = at_most_as_slow(candidates.iter().map(|one| one.seconds))?;
+    let fastest = candidates.iter().filter(|one| one.seconds <= slowest);
     fastest.min_by_key(|one| one.peak)
+}
+
+/// The longest time that counts as equal to the shortest one.
+fn at_most_as_slow(times: impl Iterator<Item = f64>) -> Option<f64> {
+    Some(times.min_by(f64::total_cmp)? * (1.0 + ROUNDING))
 }
 
 impl Space {
@@ -262,18 +267,18 @@ impl Chooser {
         })
     }
 
-    /// The fastest policy within a budget; of equally fast ones, the one with the lowest peak.
-    pub(crate) fn choose(&self, budget: u64) -> Result<Choice, AutoError> {
-        let Some(best) = self.best(budget)? else {
-            return Err(self.infeasible(budget)?);
-        };
-        Ok(Choice {
+    /// The fastest policy within a budget, of equally fast ones the one with the lowest peak; none if nothing fits.
+    fn within(&self, budget: u64) -> Result<Option<Choice>> {
+        let interval = self.settings.state_interval;
+        let choice = |best: Candidate| Choice {
             budget_bytes: budget,
             peak_bytes: best.peak,
             step_ms: 1e3 * best.seconds,
             keep_all_step_ms: 1e3 * self.keep_all.seconds,
             layers: best.policy.to_layers(),
-        })
+            state_interval: (interval > 1).then_some(interval),
+        };
+        Ok(self.best(budget)?.map(choice))
     }
 
     fn best(&self, budget: u64) -> Result<Option<Candidate>> {

@@ -1,6 +1,7 @@
 //! Peaks and times of chosen policies over a range of budgets, beside the presets: `plan --pareto`.
 
-use super::{AutoError, Choice, Chooser};
+use super::intervals::Choosers;
+use super::{AutoError, Choice};
 use kernels::Target;
 use serde::Serialize;
 use settings::check::not_chosen;
@@ -41,15 +42,12 @@ impl Frontier {
         if let Some(reason) = not_chosen(config) {
             return Err(ConfigError::Contradiction(reason.into()).into());
         }
-        Frontier::of(&Chooser::new(config, target)?)
-    }
-
-    pub(super) fn of(chooser: &Chooser) -> Result<Frontier, AutoError> {
-        let (least, most) = (chooser.smallest()?.peak, chooser.keep_all.peak.bytes);
+        let choosers = Choosers::new(config, target)?;
+        let [least, most] = choosers.peaks()?;
         let mut chosen: Vec<Choice> = Vec::new();
         for step in 0..=BUDGETS {
             let budget = least + (most.max(least) - least) * step / BUDGETS;
-            let choice = chooser.choose(budget)?;
+            let choice = choosers.choose(budget)?;
             let is_worth = |last: &Choice| {
                 last.peak_bytes < choice.peak_bytes && choice.step_ms < last.step_ms * (1.0 - WORTH)
             };
@@ -57,7 +55,7 @@ impl Frontier {
                 chosen.push(choice);
             }
         }
-        let presets = chooser.presets.iter().map(|preset| Point {
+        let presets = choosers.presets().iter().map(|preset| Point {
             recompute: preset.spec.clone(),
             peak_bytes: preset.candidate.peak,
             step_ms: 1e3 * preset.candidate.seconds,

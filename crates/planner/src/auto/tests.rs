@@ -173,7 +173,7 @@ fn no_policy_that_was_simulated_is_faster() {
         let simulated: Vec<(u64, f64)> = simulated.collect();
         for number in 0..10 {
             let budget = simulated[number * 127 % simulated.len()].0;
-            let found = chooser.choose(budget).unwrap();
+            let found = chooser.within(budget).unwrap().unwrap();
             let within = simulated.iter().filter(|(peak, _)| *peak <= budget);
             let seconds = within.map(|(_, seconds)| *seconds);
             let fastest_ms = 1e3 * seconds.fold(f64::INFINITY, f64::min);
@@ -191,7 +191,7 @@ fn more_memory_never_means_more_time_and_presets_are_never_faster() {
         let mut last: Option<Choice> = None;
         for step in 0..40 {
             let budget = least + (most - least) * step / 39;
-            let choice = chooser.choose(budget).unwrap();
+            let choice = chooser.within(budget).unwrap().unwrap();
             assert!(choice.peak_bytes <= budget);
             let presets = chooser.presets.iter();
             for preset in presets.filter(|preset| preset.candidate.peak <= budget) {
@@ -211,7 +211,7 @@ fn more_memory_never_means_more_time_and_presets_are_never_faster() {
         }
         let last = last.unwrap();
         assert!(last.step_ms <= last.keep_all_step_ms * (1.0 + 1e-9));
-        let frontier = Frontier::of(&chooser).unwrap().chosen;
+        let frontier = Frontier::new(&config, target).unwrap().chosen;
         let is_worth = |a: &Choice, b: &Choice| {
             a.peak_bytes < b.peak_bytes && b.step_ms < a.step_ms * (1.0 - 1e-4)
         };
@@ -407,7 +407,7 @@ fn a_choice_holds_where_units_come_and_go() {
     let mut slower = f64::INFINITY;
     for step in 0..=12 {
         let budget = least + (most - least) * step / 12;
-        let choice = chooser.choose(budget).unwrap();
+        let choice = chooser.within(budget).unwrap().unwrap();
         let chosen = Settings::new(&choice.applied_to(&config)).unwrap();
         assert!(chosen.homes.weights == memory::Home::Pinned);
         let planned = Plan::new(&chosen, target).unwrap().peak_bytes;

@@ -205,6 +205,7 @@ fn full() -> Config {
         recompute: RecomputeConfig {
             spec: "core_attn,mlp".to_owned(),
             layers: [("0-3".to_owned(), "full".to_owned())].into(),
+            state_interval: Some(16),
             costs: Some("profile.json".into()),
         },
         attention: AttentionConfig {

@@ -48,7 +48,7 @@ fn a_plan_adds_up() {
 fn a_peak_in_the_head_can_be_counted_by_hand() {
     for_every_mode(|name, settings| {
         let mut settings = settings.clone();
-        (settings.model.vocab, settings.head_chunk) = (4099, 1000);
+        (settings.model.vocab, settings.head_chunk) = (8209, 1000);
         let plan = plan(&settings);
         let of_action = |action: Action| -> u64 {
             let with = plan.activations.iter().filter(|one| one.action == action);

@@ -51,7 +51,7 @@ fn scales<'a>(o: &'a CaseTensors) -> [memory::In<'a>; 2] {
 /// The layer of the gated delta rule that a model would have with a state for each head of queries.
 fn delta(m: &ModelShapes) -> DeltaShape {
     let ([batch, seq], [value_heads, key_heads]) = (m.batch, m.heads);
-    DeltaShape { batch, seq, key_heads, value_heads, key_dim: m.head_dim, value_dim: m.head_dim }
+    DeltaShape { batch, seq, key_heads, value_heads, key_dim: m.head_dim, value_dim: m.head_dim, state_interval: 1 }
 }
 
 /// The inputs of the rule in such a layer: `mixed`, `b`, `a`, `a_log`, `dt_bias`.

@@ -1,4 +1,4 @@
-//! Gradients of the rule, from the last chunk to the first. The states in front of chunks are given.
+//! Gradients of the rule, from the last chunk to the first. Some states in front of chunks are given, and those between are made again.
 
 use super::chunk::{C, DeltaChunk, DeltaLayer, Gates};
 use super::forward::{DeltaRoom, Factors, SOLVED, room};
@@ -12,6 +12,7 @@ use crate::cpu::simd::{Real, lane_sum};
 use crate::operation::{DeltaShape, GatedDeltaBackward};
 use memory::{In, Out};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// The f32 elements of scratch of a sequence's key head, with the sums for the gradients of its value heads' `a_log` and `dt_bias`.
 pub(crate) fn scratch(shape: DeltaShape) -> usize {
@@ -19,7 +20,13 @@ pub(crate) fn scratch(shape: DeltaShape) -> usize {
         key_dim, value_dim, ..
     } = shape;
     let own = 5 * C * key_dim + 2 * C * value_dim + 2 * C * C;
-    room(shape) + own + shape.group() * (key_dim * value_dim + 2)
+    let states = 1 + made_again(shape);
+    room(shape) + own + shape.group() * (states * key_dim * value_dim + 2)
+}
+
+/// The most chunks between states that are kept.
+fn made_again(shape: DeltaShape) -> usize {
+    shape.state_interval.min(shape.chunks()) - 1
 }
 
 pub(crate) fn gated_delta_backward(op: GatedDeltaBackward) {
@@ -101,6 +108,8 @@ struct OfKeyHead<'a, T> {
     dp: &'a mut [f32],
     /// The gradients of the states behind the chunk, one for each value head.
     dstates: &'a mut [f32],
+    /// The states in front of a segment's chunks, but for the first.
+    made_again: &'a mut [f32],
     /// The gradients of `a_log` of all value heads, then those of `dt_bias`.
     sums: &'a mut [f32],
 }
@@ -138,6 +147,7 @@ impl<'a, T: Real> OfKeyHead<'a, T> {
             da: take(C * C),
             dp: take(C * C),
             dstates: take(shape.group() * shape.key_dim * shape.value_dim),
+            made_again: take(made_again(shape) * shape.group() * shape.key_dim * shape.value_dim),
             sums: take(2 * shape.group()),
         }
     }
@@ -145,25 +155,56 @@ impl<'a, T: Real> OfKeyHead<'a, T> {
     fn run(mut self) {
         self.dstates.fill(0.0);
         self.sums.fill(0.0);
-        for chunk in DeltaChunk::of_sequence(self.layer, self.sequence).rev() {
-            let norms = self.room.load_keys::<T>(self.layer, &chunk, self.key_head);
-            self.dq.fill(0.0);
-            self.dk.fill(0.0);
-            for place in 0..self.layer.shape.group() {
-                self.of_value_head(&chunk, place);
+        let made_again = std::mem::take(&mut self.made_again);
+        for segment in self.layer.shape.segments().rev() {
+            let first = self.make_states(segment.clone(), made_again);
+            let behind = segment.len() - 1;
+            let states = made_again.chunks_exact(first.len()).take(behind);
+            for (number, states) in (segment.start + 1..segment.end).zip(states).rev() {
+                self.of_chunk(number, states);
             }
-            self.write_key_gradients(&chunk, norms);
+            self.of_chunk(segment.start, first);
         }
     }
 
-    fn of_value_head(&mut self, chunk: &DeltaChunk, place: usize) {
-        let (shape, size) = (self.layer.shape, self.size());
+    /// Makes the states in front of a segment's chunks, of all value heads, from the first, which it returns.
+    fn make_states(&mut self, segment: Range<usize>, states: &mut [f32]) -> &'a [f32] {
+        let layer = self.layer;
+        let place = layer.place_of_states([self.sequence, self.key_head], segment.start);
+        let first = &self.given.states[place.expect("a segment begins with a state")..];
+        let first = &first[..layer.shape.group() * self.size()];
+        let mut before = first;
+        for (number, next) in
+            (segment.start..segment.end - 1).zip(states.chunks_exact_mut(first.len()))
+        {
+            next.copy_from_slice(before);
+            let chunk = DeltaChunk::new(layer, self.sequence, number);
+            self.room
+                .go_through::<T>(layer, &chunk, self.key_head, next, None);
+            before = next;
+        }
+        first
+    }
+
+    fn of_chunk(&mut self, number: usize, states: &[f32]) {
+        let chunk = DeltaChunk::new(self.layer, self.sequence, number);
+        let norms = self.room.load_keys::<T>(self.layer, &chunk, self.key_head);
+        self.dq.fill(0.0);
+        self.dk.fill(0.0);
+        for (place, state) in states.chunks_exact(self.size()).enumerate() {
+            self.of_value_head(&chunk, place, state);
+        }
+        self.write_key_gradients(&chunk, norms);
+    }
+
+    fn of_value_head(&mut self, chunk: &DeltaChunk, place: usize, state: &[f32]) {
+        let shape = self.layer.shape;
         let number = self.key_head * shape.group() + place;
         let head = &Head {
             number,
             place,
             gates: chunk.gates::<T>(self.layer, number),
-            state: &self.given.states[(chunk.number * shape.value_heads + number) * size..][..size],
+            state,
         };
         let width = shape.value_dim;
         self.layer.load_values::<T>(chunk, number, self.room.v);

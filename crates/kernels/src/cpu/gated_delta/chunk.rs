@@ -19,12 +19,27 @@ pub(super) struct DeltaLayer<'a> {
     pub(super) dt_bias: &'a [f32],
 }
 
+impl DeltaLayer<'_> {
+    /// Where the states of a key head's value heads in front of a chunk begin among those that are kept, if they are.
+    pub(super) fn place_of_states(
+        &self,
+        [sequence, key_head]: [usize; 2],
+        chunk: usize,
+    ) -> Option<usize> {
+        let shape = self.shape;
+        let heads =
+            (sequence * shape.kept_states() + chunk / shape.state_interval) * shape.value_heads;
+        let first = heads + key_head * shape.group();
+        let is_kept = chunk.is_multiple_of(shape.state_interval);
+        is_kept.then(|| first * shape.key_dim * shape.value_dim)
+    }
+}
+
 /// A chunk of a sequence.
 #[derive(Clone, Copy)]
 pub(super) struct DeltaChunk {
-    /// Its first token, of all sequences, and its number of all chunks.
+    /// Its first token, of all sequences.
     pub(super) first: usize,
-    pub(super) number: usize,
     pub(super) tokens: usize,
     /// The first token of each token's document.
     documents: [usize; C],
@@ -45,26 +60,20 @@ pub(super) struct Gates {
 }
 
 impl DeltaChunk {
-    /// The chunks of a sequence.
-    pub(super) fn of_sequence(
-        layer: &DeltaLayer,
-        sequence: usize,
-    ) -> impl DoubleEndedIterator<Item = DeltaChunk> {
-        let (seq, documents, chunks) = (layer.shape.seq, layer.documents, layer.shape.chunks());
-        (0..chunks).map(move |chunk| {
-            let first = sequence * seq + chunk * C;
-            let tokens = C.min(seq - chunk * C);
-            let mut of_tokens = [0; C];
-            for (token, document) in of_tokens[..tokens].iter_mut().enumerate() {
-                *document = documents.first(first + token);
-            }
-            DeltaChunk {
-                first,
-                number: sequence * chunks + chunk,
-                tokens,
-                documents: of_tokens,
-            }
-        })
+    /// A chunk of a sequence, by its number there.
+    pub(super) fn new(layer: &DeltaLayer, sequence: usize, number: usize) -> DeltaChunk {
+        let seq = layer.shape.seq;
+        let first = sequence * seq + number * C;
+        let tokens = C.min(seq - number * C);
+        let mut documents = [0; C];
+        for (token, document) in documents[..tokens].iter_mut().enumerate() {
+            *document = layer.documents.first(first + token);
+        }
+        DeltaChunk {
+            first,
+            tokens,
+            documents,
+        }
     }
 
     /// The first token of a token's document that is in the chunk.

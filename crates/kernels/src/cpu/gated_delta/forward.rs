@@ -110,6 +110,31 @@ impl<'a> DeltaRoom<'a> {
         solve_rows(self.n, self.a, tokens, width);
     }
 
+    /// Replaces the states of a key head's value heads in front of a chunk by those behind it, and may write its outputs.
+    pub(super) fn go_through<T: Real>(
+        &mut self,
+        layer: &DeltaLayer,
+        chunk: &DeltaChunk,
+        key_head: usize,
+        states: &mut [f32],
+        out: Option<OutRows<T>>,
+    ) {
+        let (shape, [key_dim, width]) = (layer.shape, self.dims);
+        self.load_keys::<T>(layer, chunk, key_head);
+        let of_heads = states.chunks_exact_mut(key_dim * width);
+        for (head, state) in (key_head * shape.group()..).zip(of_heads) {
+            let gates = chunk.gates::<T>(layer, head);
+            layer.load_values::<T>(chunk, head, self.v);
+            self.solve(chunk, &gates, state);
+            if let Some(out) = out {
+                self.find_outputs(chunk, &gates, state);
+                // SAFETY: a value head's columns are this task's alone.
+                unsafe { out.store(chunk, head * width, self.rest, width) };
+            }
+            self.step(chunk, &gates, state);
+        }
+    }
+
     /// The state behind a chunk, from the one in front.
     fn step(&mut self, chunk: &DeltaChunk, gates: &Gates, state: &mut [f32]) {
         let ([key_dim, width], tokens) = (self.dims, chunk.tokens);
@@ -189,28 +214,18 @@ fn of_key_head<T: Real>(
     mut scratch: &mut [f32],
     (out, states): (Option<OutRows<T>>, Option<Shared<f32>>),
 ) {
-    let (shape, width) = (layer.shape, layer.shape.value_dim);
+    let shape = layer.shape;
     let mut room = DeltaRoom::of(shape, &mut scratch);
     scratch.fill(0.0);
-    for chunk in DeltaChunk::of_sequence(layer, sequence) {
-        room.load_keys::<T>(layer, &chunk, key_head);
-        let of_heads = scratch.chunks_exact_mut(shape.key_dim * width);
-        for (head, state) in (key_head * shape.group()..).zip(of_heads) {
-            if let Some(states) = states {
-                let first = (chunk.number * shape.value_heads + head) * state.len();
-                // SAFETY: the state is this task's alone.
-                unsafe { part(states, first, state.len()) }.copy_from_slice(state);
-            }
-            let gates = chunk.gates::<T>(layer, head);
-            layer.load_values::<T>(&chunk, head, room.v);
-            room.solve(&chunk, &gates, state);
-            if let Some(out) = out {
-                room.find_outputs(&chunk, &gates, state);
-                // SAFETY: a value head's columns are this task's alone.
-                unsafe { out.store(&chunk, head * width, room.rest, width) };
-            }
-            room.step(&chunk, &gates, state);
+    for number in 0..shape.chunks() {
+        if let Some((states, place)) =
+            states.zip(layer.place_of_states([sequence, key_head], number))
+        {
+            // SAFETY: the states are this task's alone.
+            unsafe { part(states, place, scratch.len()) }.copy_from_slice(scratch);
         }
+        let chunk = DeltaChunk::new(layer, sequence, number);
+        room.go_through(layer, &chunk, key_head, scratch, out);
     }
 }
 

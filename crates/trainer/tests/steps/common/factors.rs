@@ -89,6 +89,7 @@ const FACTORS: &[Factor] = &[
         moved("three", "recompute.spec=core_attn,layernorm,mlp"), moved("others", "recompute.spec=qkv,attn_out,mlp_act"),
         moved("moe", "recompute.spec=moe"), moved("gdn_norm_out", "recompute.spec=gdn_norm_out"), moved("lora", "recompute.spec=lora"),
     ]),
+    Factor("state-interval", Of::Any, &[moved("1", ""), ("2", "data.seq=132", "recompute.state_interval=2")]),
     Factor("offloaded", Of::Any, &[
         moved("nothing", ""), moved("inputs", "offload.activations=block_input"), moved("attention", "offload.activations=qkv,core_attn"),
         moved("mlp", "offload.activations=mlp,attn_out,block_input"),
@@ -218,6 +219,7 @@ const LEFT_OUT: &[&str] = &[
     "states!=here optimizer=adafactor adapters!=none",
     "mode=layernorm,mlp,mlp_act,lora,gdn_norm_out tiles!=none",
     "mode=mlp,mlp_act model=gpt-oss,Qwen3-Next",
+    "state-interval!=1 model!=Qwen3.5,Qwen3-Next",
     "mode=block frozen=2",
     "mode=mlp,mlp_act frozen=2,3,4",
     "mode=block,mlp,mlp_act adapters=of-nf4-experts,of-mxfp4-experts",

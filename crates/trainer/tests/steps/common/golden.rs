@@ -79,6 +79,7 @@ impl Golden {
             head_chunk: 40,
             tile_tokens: None,
             expert_unit: None,
+            state_interval: 1,
             packing: Packing::Concatenate,
             between: Default::default(),
             checkpoint_copy: false,

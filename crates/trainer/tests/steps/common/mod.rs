@@ -83,7 +83,7 @@ pub fn hybrid(layers: usize) -> ModelConfig {
             key_heads: 4,
             value_heads: 16,
             key_head_dim: 8,
-            value_head_dim: 3,
+            value_head_dim: 5,
             conv_width: 4,
             attention_layers: vec![1],
             by_key_head: false,
