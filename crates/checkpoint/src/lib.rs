@@ -34,5 +34,6 @@ pub use open::Checkpoint;
 pub use ranks::JointCheckpoint;
 pub use save::{Contents, save};
 pub use state::{
-    Best, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, STATE_FILE, TrainerState,
+    Best, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, LeftOutWeights, OptimizerForm, STATE_FILE,
+    TrainerState,
 };

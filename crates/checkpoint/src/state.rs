@@ -64,9 +64,23 @@ pub struct TrainerState {
     /// here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_dtype: Option<String>,
+    /// Weights beside the model in the folder that the run started from, which `trainer export` copies from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOutWeights>,
     /// The number of ranks that trained and wrote, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,
+}
+
+/// Weights of a folder that are no part of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeftOutWeights {
+    /// The folder.
+    pub folder: String,
+    /// The beginnings of their names.
+    pub beginnings: Vec<String>,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// The best evaluation of a run.

@@ -87,8 +87,9 @@ pub use fp8_underflows::UnderflowShare;
 pub use hugging_face::{
     ADAPTER_CONFIG, ADAPTER_STEM, AdapterConfig, AdapterError, AdapterFactors, AdapterWeights,
     Family, HfConfigError, LeftOut, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError,
-    OutgoingWeights, ParameterPart, PlainModules, Quantisation, WeightsError, file_specs, import,
-    import_adapter, loading_bytes, saving_bytes, sources_of_files, write_adapter, write_model,
+    OutgoingWeights, ParameterPart, PlainModules, Quantisation, WeightsError, WholeModel,
+    file_specs, import, import_adapter, loading_bytes, saving_bytes, sources_of_files,
+    write_adapter, write_model,
 };
 pub use init::{DrawingOrder, Fresh, InitialValues, initialise, initialise_factors};
 pub use kv_cache::{

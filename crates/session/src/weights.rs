@@ -10,7 +10,7 @@ use files::{Disk, TensorSource, host_room, narrow, writing_order};
 use kernels::Kernels;
 use memory::{DType, Layer, Layout, Memory, Phase};
 use model::{
-    Fresh, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, file_specs,
+    Fresh, MAX_SHARD_BYTES, OutgoingWeights, Parameters, WeightsError, WholeModel, file_specs,
     sources_of_files, write_adapter, write_model,
 };
 use std::cell::{Cell, RefCell};
@@ -39,12 +39,17 @@ impl Session {
         self.incoming().initialise(Fresh { deviation, seed })
     }
 
-    /// Writes the model to a folder in Hugging Face layout, with these files. Of a model with adapters those alone are
-    /// written, as PEFT writes them. All ranks call this, and the first one writes.
+    /// Writes the model to a folder in Hugging Face layout, with these files of a text model, as part of `whole` if there is one. Of a model with
+    /// adapters those alone are written, as PEFT writes them. All ranks call this, and the first one writes.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export(&mut self, folder: &Path, files: &[(String, Vec<u8>)]) -> Result {
+    pub fn export(
+        &mut self,
+        folder: &Path,
+        files: &[(String, Vec<u8>)],
+        whole: Option<&WholeModel>,
+    ) -> Result {
         let all = &self.model.architecture().parameters;
         let (parameters, indices) = saved_parameters(&self.settings, all);
         let dtype = self.weights.dtype();
@@ -61,9 +66,15 @@ impl Session {
                 let bytes =
                     |index: usize, elements| reader.borrow_mut().bytes(indices[index], elements);
                 made.and_then(|()| {
-                    write_chunks(&parameters, bytes, dtype, |weights| match has_adapters {
-                        true => write_adapter(&Disk, folder, files, weights),
-                        false => write_model(&Disk, folder, files, weights, MAX_SHARD_BYTES),
+                    // What is written behind the text part leaves the order in which ranks gather it.
+                    write_chunks(&parameters, bytes, dtype, |weights| match whole {
+                        _ if has_adapters => write_adapter(&Disk, folder, files, weights),
+                        None => write_model(&Disk, folder, files, weights, MAX_SHARD_BYTES),
+                        Some(whole) => {
+                            let (all, files) =
+                                (whole.with_text(weights), whole.files(files.to_vec()));
+                            write_model(&Disk, folder, &files, &all, MAX_SHARD_BYTES)
+                        }
                     })
                 })
             }

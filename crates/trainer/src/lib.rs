@@ -41,6 +41,7 @@ mod stdout;
 mod threads;
 mod tracer;
 mod train;
+mod whole_model;
 
 pub use failure::{Failure, Result};
 pub use job::FailedCommand;

@@ -28,11 +28,13 @@ use crate::failure::{Failure, Result};
 use crate::limits::{limit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
+use crate::whole_model::{left_out, whole_model};
 use candle_core::{Device, Tensor};
+use checkpoint::LeftOutWeights;
 use configuration::pretrained;
 use data::Dataset;
 use memory::{Layer, Out, Phase};
-use model::{Origin, Parameter};
+use model::{Architecture, Attention, Origin, Parameter};
 use planner::Plan;
 use session::{Session, SessionError, StepOutcome};
 use settings::{Completed, Config, PerFamily, Settings};
@@ -57,6 +59,8 @@ pub struct Trainer {
     plan: Plan,
     /// The files that the model came with.
     origin: Origin,
+    /// What exports copy from the folder that the model came from.
+    left_out: Option<LeftOutWeights>,
     /// The model under adapters, if there are some.
     base: Option<BaseModel>,
     tokens: ModelTokens,
@@ -131,6 +135,7 @@ impl Trainer {
             config: resolved.config.clone(),
             plan,
             origin: origin.unwrap_or_default(),
+            left_out: from.and_then(|folder| left_out(&folder, &resolved.config.model)),
             base,
             tokens,
         })
@@ -273,8 +278,8 @@ impl Trainer {
     }
 
     /// Writes the model to a folder in Hugging Face layout, which transformers and candle-transformers load, with the
-    /// tokenizer files and settings that it came with. Of a model with adapters it writes those alone, as PEFT reads
-    /// them; `trainer export --merge` makes one model of both.
+    /// tokenizer files and settings that it came with, and, if it is the text part of a folder of Qwen3.5, the rest of it. Of a model
+    /// with adapters it writes those alone, as PEFT reads them; `trainer export --merge` makes one model of both.
     ///
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
@@ -282,7 +287,11 @@ impl Trainer {
         self.enter()?;
         let base = self.base.as_ref();
         let files = model_files(&self.session, &self.origin, base, &self.config);
-        Ok(self.session.export(folder.as_ref(), &files)?)
+        let architecture = Architecture::of(&self.config.model, Attention::default());
+        let left_out = self.left_out.as_ref().filter(|_| base.is_none());
+        let whole = whole_model(left_out, &architecture.parameters);
+        let exported = self.session.export(folder.as_ref(), &files, whole.as_ref());
+        Ok(exported?)
     }
 
     /// The plan of a step. [`StepOutcome::memory`] has what was measured.

@@ -27,11 +27,13 @@ use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::stdout::print;
 use crate::threads::start_threads;
 use crate::tracer::Tracer;
+use crate::whole_model::whole_model;
 use checkpoint::ModelLock;
 use collectives::Launch;
 use data::{Batches, CutDocuments, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use evaluation_inputs::EvaluationInputs;
 use kernels::cuda::KernelKind;
+use model::{Architecture, Attention};
 use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use records::RunRecords;
@@ -159,7 +161,7 @@ impl Run {
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
         job.compare(&evaluated.into_iter().collect())?;
         prepared.keep_or_refuse_final_model(job, saver.origin())?;
-        saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, saver.origin())?;
+        saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, &saver)?;
         let Prepared {
             decided,
             save_final,
@@ -327,7 +329,10 @@ impl Run {
             return Ok(());
         };
         let files = self.model_files(session);
-        let exported = session.export(folder, &files);
+        let architecture = Architecture::of(&self.decided.config.model, Attention::default());
+        let left_out = self.saver.left_out.as_ref().filter(|_| self.job.leads());
+        let whole = whole_model(left_out, &architecture.parameters);
+        let exported = session.export(folder, &files, whole.as_ref());
         let exported = self.job.agree(exported.map_err(Failure::from));
         if exported.is_err() && !self.job.has_ranks() {
             match self.save_now(session) {

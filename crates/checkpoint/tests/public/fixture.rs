@@ -156,6 +156,7 @@ impl Moment {
             experts_kernels: Some("sm80".into()),
             reads_bytes: false,
             origin_dtype: None,
+            left_out: None,
             ranks: None,
         };
         Self {

@@ -16,6 +16,7 @@ mod quantisation;
 mod rope;
 mod turned;
 mod weights;
+mod whole;
 mod wrapper;
 mod write;
 
@@ -35,6 +36,7 @@ pub use origin::{Origin, OriginError};
 pub use outgoing::{OutgoingWeights, file_specs, sources_of_files};
 pub use quantisation::{PlainModules, Quantisation};
 pub use weights::{ModelWeights, ParameterPart, import};
+pub use whole::WholeModel;
 pub use wrapper::LeftOut;
 pub use write::{MAX_SHARD_BYTES, write_adapter, write_model};
 

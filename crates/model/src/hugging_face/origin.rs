@@ -2,7 +2,7 @@
 
 use super::config::dtype_name;
 use super::families::PREDICTORS;
-use super::wrapper::text_config;
+use super::wrapper::{SHARED, text_config};
 use crate::ModelConfig;
 use memory::DType;
 use serde_json::{Map, Value};
@@ -31,6 +31,13 @@ const VOCABULARIES: [&str; 4] = [
     "tekken.json",
 ];
 
+/// Files for processing pictures.
+const PROCESSORS: [&str; 3] = [
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+];
+
 /// The settings for generating text that came with the model.
 const GENERATION: &str = "generation_config.json";
 
@@ -50,23 +57,44 @@ pub struct OriginError {
 pub struct Origin {
     config: Option<String>,
     companions: Vec<(String, Vec<u8>)>,
+    wrapper: Option<WrapperFiles>,
+}
+
+/// The files around the text part of a model for pictures and text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct WrapperFiles {
+    /// The text of `config.json`.
+    config: String,
+    processors: Vec<(String, Vec<u8>)>,
 }
 
 impl Origin {
     /// Reads these files from a model's folder; `config.json` must exist. That of a model for pictures and text is read as the
-    /// one of its text part, which is all that is saved.
+    /// one of its text part; [`WholeModel`](crate::WholeModel) writes the others.
     ///
     /// # Errors
     /// [`OriginError`] that names the file.
     pub fn read(folder: &Path) -> Result<Origin, OriginError> {
         let path = folder.join("config.json");
-        let config = match files::read_small_text(&path) {
-            Ok(text) => Some(text_config(&text).map_or(text, |part| in_text(&part))),
-            Err(source) => return Err(OriginError { path, source }),
-        };
+        let text = files::read_small_text(&path);
+        let text = text.map_err(|source| OriginError { path, source })?;
         let names = TOKENIZER.into_iter().chain([GENERATION]);
         let companions = read_present(folder, names)?;
-        Ok(Origin { config, companions })
+        let (config, wrapper) = match text_config(&text) {
+            None => (text, None),
+            Some(part) => {
+                let wrapper = WrapperFiles {
+                    config: text,
+                    processors: read_present(folder, PROCESSORS)?,
+                };
+                (in_text(&part), Some(wrapper))
+            }
+        };
+        Ok(Origin {
+            config: Some(config),
+            companions,
+            wrapper,
+        })
     }
 
     /// The same, with the tokenizer from another folder, such as that of prepared data, if the model has none.
@@ -109,6 +137,24 @@ impl Origin {
         let mut files = self.companions.clone();
         files.push(("config.json".into(), config.into_bytes()));
         files
+    }
+
+    /// Whether it is a model for pictures and text.
+    pub(super) fn has_wrapper(&self) -> bool {
+        self.wrapper.is_some()
+    }
+
+    /// The files of its text part, as [`Origin::files`] gives them, with those around it.
+    pub(super) fn around(&self, mut text: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
+        let Some(wrapper) = &self.wrapper else {
+            return text;
+        };
+        let (_, config) = text.pop().expect("config.json is the last of them");
+        let wrapped = rewrapped(&wrapper.config, &config);
+        let wrapped = wrapped.expect("the wrapper was read as one");
+        text.extend(wrapper.processors.iter().cloned());
+        text.push(("config.json".into(), wrapped.into_bytes()));
+        text
     }
 
     /// A new `config.json` with the tokenizer's ids for the begin and end of sequences.
@@ -208,6 +254,34 @@ fn with_dtype(text: &str, dtype: &str) -> Option<String> {
         true => Some(text.to_string()),
         false => Some(in_text(&config)),
     }
+}
+
+/// The `config.json` of a wrapper with what `written`, the one of its text part alone, says otherwise.
+fn rewrapped(wrapper: &str, written: &[u8]) -> Option<String> {
+    const QUANTISED: &str = "quantization_config";
+    let before = text_config(wrapper)?;
+    let after: Map<String, Value> = serde_json::from_slice(written).ok()?;
+    if before == after {
+        return Some(wrapper.into());
+    }
+    let mut whole: Map<String, Value> = serde_json::from_str(wrapper).ok()?;
+    let mut text = whole.get("text_config")?.as_object()?.clone();
+    let is_changed = |(key, value): &(String, Value)| before.get(key) != Some(value);
+    for (key, value) in after.clone().into_iter().filter(is_changed) {
+        let (is_shared, is_own) = (SHARED.contains(&&key[..]), text.contains_key(&key));
+        if is_shared && (!is_own || whole.contains_key(&key)) {
+            whole.insert(key.clone(), value.clone());
+        }
+        if is_own || !is_shared {
+            text.insert(key, value);
+        }
+    }
+    if !after.contains_key(QUANTISED) {
+        whole.shift_remove(QUANTISED);
+        text.shift_remove(QUANTISED);
+    }
+    whole.insert("text_config".into(), text.into());
+    Some(in_text(&whole))
 }
 
 fn in_text(config: &Map<String, Value>) -> String {

@@ -24,7 +24,7 @@ use units::CodeBytes;
 /// other tensor.
 #[derive(Debug)]
 pub struct ModelWeights<'a> {
-    tensors: Tensors,
+    pub(super) tensors: Tensors,
     parameters: &'a Parameters,
     /// The tensors of the files that each parameter consists of, in the order of the layout.
     found: Vec<Vec<FoundTensor>>,
@@ -72,7 +72,7 @@ impl<'a> ModelWeights<'a> {
             weights.named_predictor(),
             weights.pictures(),
         ];
-        weights.left_out = LeftOut::of(parts);
+        weights.left_out = LeftOut::of(&weights.tensors, parts);
         if let Some(name) = weights.plain_among_codes() {
             let problem = "is plain in a folder of codes; name its module in lora.base_skip";
             return Err(wrong((name, problem.into())));

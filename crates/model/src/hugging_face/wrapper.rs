@@ -3,7 +3,7 @@
 
 use super::families::Family;
 use super::keys::{HfConfigError, check_architecture};
-use files::{Tensors, unique_json};
+use files::{Dtype, Tensors, unique_json};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -22,17 +22,20 @@ const TEXT: [(&str, &str); 3] = [
     ("model.", "model.language_model."),
 ];
 
+/// The beginning of the names of the tensors for pictures in files of Qwen, which exports have too.
+const VISUAL: &str = "model.visual.";
+
 /// Beginnings of the names of the tensors for pictures, in older and newer files.
 const PICTURES: [&str; 5] = [
     "vision_tower.",
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
-    "model.visual.",
+    VISUAL,
 ];
 
 /// Keys that stand beside the text part's own and are true of it.
-const SHARED: [&str; 4] = [
+pub(super) const SHARED: [&str; 4] = [
     "dtype",
     "torch_dtype",
     "quantization_config",
@@ -107,11 +110,26 @@ pub(super) fn stored_name(tensors: &Tensors, name: &str) -> Option<String> {
     names(name).find(|name| tensors.get(name).is_some())
 }
 
+/// The name of a tensor of the model among these of a folder, whose files may have it in other pieces.
+pub(super) fn name_among(folder: &[&str], name: &str) -> String {
+    let wrapped = TEXT.into_iter().find_map(|(own, beginning)| {
+        let rest = name.strip_prefix(own)?;
+        let mut folder = folder.iter();
+        let is_used = folder.any(|name| name.starts_with(beginning));
+        is_used.then(|| format!("{beginning}{rest}"))
+    });
+    wrapped.unwrap_or_else(|| name.into())
+}
+
 /// Tensors of a folder that are not read, because they are no part of the model.
 #[derive(Debug, Default, PartialEq)]
 pub struct LeftOut {
     parts: Vec<LeftOutPart>,
+    is_exported: bool,
 }
+
+/// The types of quantised weights.
+const CODES: [Dtype; 4] = [Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::U8, Dtype::I8];
 
 /// Those of one kind.
 #[derive(Debug, PartialEq)]
@@ -128,8 +146,7 @@ impl LeftOutPart {
         mut found: impl Iterator<Item = &'a str>,
     ) -> Option<LeftOutPart> {
         found.find(|name| TEXT.iter().any(|(_, wrapped)| name.starts_with(wrapped)))?;
-        let reason =
-            "they are the model's part for pictures, which is neither trained nor exported";
+        let reason = "they are the model's part for pictures, which is not trained";
         LeftOutPart::those_there(tensors, &PICTURES, reason)
     }
 
@@ -149,14 +166,43 @@ impl LeftOutPart {
 
 impl LeftOut {
     /// All parts, if there are some.
-    pub(super) fn of(parts: impl IntoIterator<Item = Option<LeftOutPart>>) -> Option<LeftOut> {
+    pub(super) fn of(
+        tensors: &Tensors,
+        parts: impl IntoIterator<Item = Option<LeftOutPart>>,
+    ) -> Option<LeftOut> {
         let parts: Vec<LeftOutPart> = parts.into_iter().flatten().collect();
-        (!parts.is_empty()).then_some(LeftOut { parts })
+        let mut left_out = LeftOut {
+            parts,
+            is_exported: false,
+        };
+        let mut names = tensors.names();
+        names.retain(|name| left_out.has(name));
+        // An export says nothing of codes, so none are copied into it.
+        let is_plain = |name: &&str| {
+            let tensor = tensors.get(name);
+            tensor.is_some_and(|tensor| !CODES.contains(&tensor.dtype))
+        };
+        left_out.is_exported =
+            left_out.beginnings().any(|it| it == VISUAL) && names.iter().all(is_plain);
+        (!left_out.parts.is_empty()).then_some(left_out)
+    }
+
+    /// Whether exports copy them from the folder ([`WholeModel`](crate::WholeModel)).
+    pub fn is_exported(&self) -> bool {
+        self.is_exported
+    }
+
+    /// The beginnings of their names.
+    pub fn beginnings(&self) -> impl Iterator<Item = &str> {
+        self.parts
+            .iter()
+            .flat_map(|part| &part.beginnings)
+            .map(|it| &it[..])
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        let mut beginnings = self.parts.iter().flat_map(|part| &part.beginnings);
-        beginnings.any(|beginning| name.starts_with(&beginning[..]))
+        self.beginnings()
+            .any(|beginning| name.starts_with(beginning))
     }
 }
 
@@ -172,6 +218,9 @@ impl fmt::Display for LeftOut {
                 part.reason
             )?;
         }
-        Ok(())
+        match self.is_exported {
+            true => write!(f, "; an export copies them from here"),
+            false => write!(f, "; an export is without them"),
+        }
     }
 }

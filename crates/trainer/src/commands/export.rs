@@ -7,13 +7,14 @@ use crate::limits::refuse_model_without_room;
 use crate::model_tokens::json;
 use crate::run_dir::{make_model_folder, refuse_non_empty};
 use crate::stdout::print;
+use crate::whole_model::{left_out, whole_model};
 use checkpoint::STATE_FILE;
 use clap::Args;
-use files::Disk;
+use files::{Disk, TensorSource};
 use memory::DType;
 use model::{
     AdapterConfig, AdapterFactors, AdapterWeights, Architecture, Attention, MAX_SHARD_BYTES,
-    ModelConfig, ModelWeights, Origin, Parameters, write_adapter, write_model,
+    ModelConfig, ModelWeights, Origin, Parameters, WholeModel, write_adapter, write_model,
 };
 use settings::{BaseStorage, FloatType, LoraConfig, Size};
 use std::path::{Path, PathBuf};
@@ -65,7 +66,8 @@ impl ExportArgs {
 /// Writes the model of a checkpoint with the files that came with it. Weights are copied from file to file, without a
 /// device and without holding the model in memory.
 pub(crate) fn export(args: &ExportArgs) -> Result {
-    let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
+    let out = &args.out;
+    args.max_shard_bytes()?;
     refuse_non_empty(out)?;
     let from = model_folder(&args.from)?;
     if has_adapters(&from) {
@@ -85,23 +87,54 @@ pub(crate) fn export(args: &ExportArgs) -> Result {
     let architecture = Architecture::of(&config, Attention::default());
     let parameters = architecture.parameters;
     let weights = ModelWeights::open(&from, &parameters)?;
-    if let Some(left_out) = weights.left_out() {
-        tracing::info!("{left_out}");
-    }
+    let whole = rest_of((&from, &config), &weights, &parameters);
     let of_origin = || origin_dtype(&from).unwrap_or(weights.dtype());
     let dtype = args.dtype().unwrap_or_else(of_origin);
     // Sequence length 0, because the model has its own config.json.
     let files = origin.files(&config, 0, dtype);
-    let converted = weights.converted(dtype);
-    refuse_model_without_room(out, &converted, &files, max_shard_bytes, args.force)?;
-    let _lock = make_model_folder(out)?;
-    write_model(&Disk, out, &files, &converted, max_shard_bytes)?;
+    write(args, files, &weights.converted(dtype), whole.as_ref())?;
     print(format_args!(
         "{} parameters of {} in {}\n",
         parameters.layout(|_, _| false).parameters(),
         from.display(),
         out.display()
     ))
+}
+
+/// The model that an export of a folder completes; what is dropped is said.
+fn rest_of<'a>(
+    (folder, config): (&Path, &ModelConfig),
+    weights: &ModelWeights,
+    parameters: &'a Parameters,
+) -> Option<WholeModel<'a>> {
+    let left_out = left_out(folder, config);
+    match weights.left_out() {
+        Some(dropped) if left_out.is_none() => tracing::info!("{dropped}"),
+        _ => {}
+    }
+    whole_model(left_out.as_ref(), parameters)
+}
+
+/// Writes a model, as the text part of a whole one if there is one.
+fn write(
+    args: &ExportArgs,
+    files: Vec<(String, Vec<u8>)>,
+    text: &dyn TensorSource,
+    whole: Option<&WholeModel>,
+) -> Result {
+    let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
+    let all = whole.map(|whole| whole.with_text(text));
+    let all: &dyn TensorSource = match &all {
+        Some(all) => all,
+        None => text,
+    };
+    let files = match whole {
+        Some(whole) => whole.files(files),
+        None => files,
+    };
+    refuse_model_without_room(out, all, &files, max_shard_bytes, args.force)?;
+    let _lock = make_model_folder(out)?;
+    Ok(write_model(&Disk, out, &files, all, max_shard_bytes)?)
 }
 
 /// The files of a model's folder, and what its `config.json` describes.
@@ -163,7 +196,6 @@ fn adapters_alone(args: &ExportArgs, adapters: &Path) -> Result {
 
 /// Writes the model under adapters, with what they add.
 fn merge(args: &ExportArgs, adapters: &Path) -> Result {
-    let (out, max_shard_bytes) = (&args.out, args.max_shard_bytes()?);
     let base = BaseModel::of_adapters(adapters, args.base.as_deref())?;
     let Some(folder) = base.folder() else {
         return Err(Failure::Usage(format!(
@@ -188,13 +220,12 @@ fn merge(args: &ExportArgs, adapters: &Path) -> Result {
     }
     let merged = factors.merged_with(&weights, dtype, base.coded_from().into());
     let files = origin.files(&config, 0, dtype);
-    refuse_model_without_room(out, &merged, &files, max_shard_bytes, args.force)?;
-    let _lock = make_model_folder(out)?;
-    write_model(&Disk, out, &files, &merged, max_shard_bytes)?;
+    let whole = rest_of((folder, &config), &weights, &plain.parameters);
+    write(args, files, &merged, whole.as_ref())?;
     print(format_args!(
         "{} with the adapters of {} in {}\n",
         folder.display(),
         adapters.display(),
-        out.display()
+        args.out.display()
     ))
 }

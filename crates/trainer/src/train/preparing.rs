@@ -14,6 +14,7 @@ use crate::model_tokens::ModelTokens;
 use crate::reference;
 use crate::run_dir::refuse_model;
 use crate::samples::decided_options;
+use crate::whole_model::left_out;
 use data::{Dataset, Inputs, Packing};
 use model::Origin;
 use planner::{Plan, StepOnPaper};
@@ -130,10 +131,15 @@ impl Prepared {
         let evaluation_inputs = EvaluationInputs::open(config, &self.step.settings, &self.tokens)?;
         let evaluated = evaluation_inputs.fingerprint();
         let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
-        Ok((
-            evaluation_inputs,
-            Saver::new(origin(from, data)?, best, job.group()),
-        ))
+        let mut saver = Saver::new(origin(from, data)?, best, job.group());
+        // Adapters are saved without their model.
+        if config.lora.rank.is_none() {
+            saver.left_out = match (resumed, from) {
+                (Some(resumed), _) => resumed.state().left_out.clone(),
+                (None, from) => from.and_then(|folder| left_out(folder, &config.model)),
+            };
+        }
+        Ok((evaluation_inputs, saver))
     }
 
     /// The first rank refuses to write the trained model over an existing one. If all steps were made before, it may be

@@ -2,13 +2,14 @@
 
 use super::preparing::Prepared;
 use super::resuming::Resumed;
+use super::saver::Saver;
 use crate::failure::Result;
 use crate::job::Job;
 use crate::limits::{states_on_disk, total_bytes};
+use crate::whole_model::copied_bytes;
 use checkpoint::saved;
 use files::Disk;
 use memory::Home;
-use model::Origin;
 use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use std::path::Path;
 
@@ -18,13 +19,13 @@ const UNKNOWN_FILES: u64 = 1 << 20;
 impl Prepared {
     /// Refuses a run if the disks have no room for it, unless it is forced. Returns the bytes of a checkpoint's
     /// tensors, of all ranks together.
-    pub(super) fn refuse_without_room_to_save(&self, job: &Job, origin: &Origin) -> Result<u64> {
+    pub(super) fn refuse_without_room_to_save(&self, job: &Job, saver: &Saver) -> Result<u64> {
         let parts = job.everybodys(&self.plan.checkpoint_bytes)?;
         let checkpoint_bytes = parts.iter().sum();
         let is_forced = self.decided.config.memory.force;
         let is_asked = job.leads() && !is_forced && !self.is_refused_anyway();
         let checked = match is_asked {
-            true => self.check_disks(checkpoint_bytes, origin),
+            true => self.check_disks(checkpoint_bytes, saver),
             false => Ok(()),
         };
         job.agree(checked).map(|()| checkpoint_bytes)
@@ -38,9 +39,11 @@ impl Prepared {
             .is_some_and(|most| self.plan.most_bytes() > most)
     }
 
-    fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result {
+    fn check_disks(&self, checkpoint_bytes: u64, saver: &Saver) -> Result {
         let (config, options) = (&self.decided.config, &self.decided.options);
-        let files = origin.files(&config.model, config.data.seq, self.step.settings.dtype);
+        let files = saver
+            .origin()
+            .files(&config.model, config.data.seq, self.step.settings.dtype);
         let beside = total_bytes(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;
         let goes_on = self.resumed.as_ref().and_then(Resumed::run);
         let there = goes_on.map(|run| saved(&Disk, run)).transpose()?;
@@ -52,7 +55,9 @@ impl Prepared {
         let run = run.unwrap_or(Path::new("runs"));
         let mut needs = vec![DiskNeed::new(Saved::Checkpoints(count), checkpoints, run)];
         if let Some(folder) = &self.save_final {
-            let model = self.plan.model_bytes + total_bytes(&files);
+            let left_out = saver.left_out.as_ref();
+            let copied = left_out.map_or(0, |left_out| copied_bytes(left_out, &config.model));
+            let model = self.plan.model_bytes + copied + total_bytes(&files);
             needs.push(DiskNeed::new(Saved::Model, model, folder));
         }
         if let Home::Disk(folder) = config.homes()?.states {

@@ -2,8 +2,8 @@
 
 use crate::failure::Result;
 use checkpoint::{
-    BackgroundWriter, Best, CheckpointError, Contents, JointCheckpoint, JointSaver, TrainerState,
-    keep, save,
+    BackgroundWriter, Best, CheckpointError, Contents, JointCheckpoint, JointSaver, LeftOutWeights,
+    TrainerState, keep, save,
 };
 use collectives::Group;
 use files::Disk;
@@ -19,6 +19,8 @@ pub(super) struct Saver {
     origin: Origin,
     /// The type of the weights in the folder that the run started from, if it is narrower than the run's.
     pub(super) origin_dtype: Option<String>,
+    /// What exports copy from the folder that the run started from.
+    pub(super) left_out: Option<LeftOutWeights>,
     /// The last step that was saved or is being saved.
     pub(super) last: Option<usize>,
     /// Why the last save failed.
@@ -69,6 +71,7 @@ impl Saver {
             writer,
             origin,
             origin_dtype: None,
+            left_out: None,
             last: None,
             failure: None,
             newest: None,

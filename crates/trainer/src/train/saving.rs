@@ -172,6 +172,7 @@ impl Run {
             experts_kernels: kernels.experts.map(|kind| kind.to_string()),
             reads_bytes: self.reads_bytes,
             origin_dtype: self.saver.origin_dtype.clone(),
+            left_out: self.saver.left_out.clone(),
             ranks,
         }
     }

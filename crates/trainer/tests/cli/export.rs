@@ -1,7 +1,15 @@
 //! `export`, and what goes out with a model.
 
+use crate::ranks::job::{train, train_alone};
 use crate::workplace::Workplace;
+use files::TensorFiles;
+use pictures::{BESIDE, PROCESSOR, wrapped};
+use safetensors::Dtype;
 use serde_json::Value;
+use std::collections::BTreeMap;
+
+#[path = "../golden/pictures.rs"]
+mod pictures;
 
 /// Files that come with a model, and what is in them.
 const COMPANIONS: [(&str, &str); 4] = [
@@ -210,4 +218,149 @@ fn what_is_not_whole() {
     place
         .trainer("export run/checkpoints/step-1 --out other")
         .fails(4, &["step-1", "model.safetensors"]);
+}
+
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn tensors(place: &Workplace, folder: &str) -> Tensors {
+    let files = TensorFiles::open_folder(&place.path(folder), "model").unwrap();
+    let owned = files.iter().map(|(name, tensor)| {
+        let bytes = tensor.bytes.get(0..tensor.bytes.len()).unwrap();
+        let tensor = (tensor.dtype, tensor.shape.to_vec(), bytes.into_owned());
+        (name.to_string(), tensor)
+    });
+    owned.collect()
+}
+
+/// A workplace with a folder of Qwen3.5 in `model`.
+fn with_pictures() -> Workplace {
+    let place = Workplace::new();
+    let batches = pictures::write(&place.path("model"));
+    place.file("batches.safetensors", batches);
+    place
+}
+
+const OF_PICTURES: &str =
+    "--data batches.safetensors --set data.any_tokenizer=true --seq 70 --micro-batch 2 --lr 0.01";
+
+/// Holds a folder to be the model's, with what was trained in its text part, whose tensors are those of `text`.
+#[track_caller]
+fn assert_whole(place: &Workplace, folder: &str, text: &str) {
+    let (mut written, before) = (tensors(place, folder), tensors(place, "model"));
+    assert!(written.keys().eq(before.keys()), "{folder}");
+    assert_ne!(written, before, "{folder}: it was trained");
+    for (name, dtype, shape, bytes) in BESIDE {
+        let tensor = written.remove(name).unwrap();
+        assert_eq!(tensor, (dtype, shape.to_vec(), bytes.to_vec()), "{folder}");
+    }
+    let text = tensors(place, text).into_iter();
+    let text: Tensors = text.map(|(name, it)| (wrapped(&name), it)).collect();
+    assert_eq!(written, text, "{folder}");
+    assert_eq!(config(place, folder), config(place, "model"), "{folder}");
+    let (name, processor) = PROCESSOR;
+    assert_eq!(place.text(&format!("{folder}/{name}")), processor);
+}
+
+#[track_caller]
+fn loss(place: &Workplace, model: &str) -> Value {
+    let eval = format!(
+        "eval {model} --json --data batches.safetensors --seq 70 --set data.any_tokenizer=true"
+    );
+    let record = place.trainer(&eval).succeeds().stdout;
+    serde_json::from_str::<Value>(&record).unwrap()["loss"].clone()
+}
+
+#[test]
+fn what_a_folder_has_beside_its_text_part_is_exported_with_it() {
+    let place = with_pictures();
+    let train = format!("train {OF_PICTURES} --save-every 1");
+    let first = format!("{train} --init-from model --steps 1 --save-final final --out run");
+    let told = place.trainer(&first).succeeds().stderr;
+    assert!(told.contains("an export copies them from here"), "{told}");
+    place.trainer("export run --out exported").succeeds();
+    let shards = "export run --out shards --max-shard-size 10KB";
+    place.trainer(shards).succeeds();
+    assert!(place.names("shards").len() > 5);
+    const STEP: &str = "run/checkpoints/step-1";
+    for folder in ["final", "exported", "shards"] {
+        assert_whole(&place, folder, STEP);
+        assert_eq!(loss(&place, folder), loss(&place, STEP), "{folder}");
+    }
+    assert_ne!(loss(&place, "model"), loss(&place, STEP));
+
+    // A run that goes on, and one that starts from a checkpoint, lead to the same folder.
+    let resumed = format!("{train} --resume run --steps 2 --out on --allow-change");
+    place.trainer(&resumed).succeeds();
+    place.trainer("export on --out from-on").succeeds();
+    assert_whole(&place, "from-on", "on/checkpoints/step-2");
+    let again = format!("{train} --init-from {STEP} --steps 1 --save-final again --out anew");
+    place.trainer(&again).succeeds();
+    assert_whole(&place, "again", "anew/checkpoints/step-1");
+
+    let narrow = "export exported --dtype bf16 --out narrow";
+    place.trainer(narrow).succeeds();
+    let (written, whole) = (tensors(&place, "narrow"), config(&place, "narrow"));
+    for (name, dtype, ..) in BESIDE {
+        assert_eq!(written[name].0, dtype);
+    }
+    let types = [&whole["dtype"], &whole["text_config"]["dtype"]];
+    assert_eq!(types, ["bfloat16"; 2]);
+}
+
+/// Ranks gather the text part in the order in which it is written, whatever follows it.
+#[test]
+fn ranks_write_the_whole_folder() {
+    let place = with_pictures();
+    let way = format!("{OF_PICTURES} --init-from model --steps 1 --save-every 1 --zero 3");
+    let alone = train_alone(&place, &way, "alone");
+    let ranks = train(&place, 2, &way, "ranks");
+    assert!(ranks.weights == alone.weights);
+    place.trainer("export ranks --out exported").succeeds();
+    for folder in ["ranks/model", "exported"] {
+        assert_whole(&place, folder, "alone/checkpoints/step-1");
+    }
+}
+
+#[test]
+fn adapters_are_merged_into_the_whole_folder() {
+    let place = with_pictures();
+    let train = format!("train {OF_PICTURES} --init-from model --lora 2 --steps 1 --out run");
+    let train = format!("{train} --save-final adapter");
+    place.trainer(&train).succeeds();
+    let merge = "export adapter --merge --out merged";
+    place.trainer(merge).succeeds();
+    let before = tensors(&place, "model");
+    let text = |name: &str| name.starts_with("model.language_model.");
+    let written = tensors(&place, "merged");
+    assert!(written.keys().eq(before.keys()));
+    assert_ne!(written, before);
+    for (name, tensor) in &before {
+        assert!(text(name) || written[name] == *tensor, "{name}");
+    }
+    assert_eq!(config(&place, "merged"), config(&place, "model"));
+}
+
+/// A folder that moved, and one that lost its part for pictures.
+#[test]
+fn a_text_part_whose_folder_is_gone_is_exported_alone() {
+    let place = with_pictures();
+    let train = format!("train {OF_PICTURES} --init-from model --steps 1 --save-every 1 --out run");
+    place.trainer(&train).succeeds();
+    std::fs::rename(place.path("model"), place.path("moved")).unwrap();
+    let gone = place.trainer("export run --out gone").succeeds().stderr;
+    std::fs::rename(place.path("gone"), place.path("model")).unwrap();
+    let lost = place.trainer("export run --out lost").succeeds().stderr;
+    std::fs::rename(place.path("model"), place.path("gone")).unwrap();
+    for (folder, told) in [("gone", gone), ("lost", lost)] {
+        let base = place.path("model").display().to_string();
+        for word in ["written alone", "`model.visual.*`", "`mtp.*`", &base] {
+            assert!(told.contains(word), "{word}: {told}");
+        }
+        let text = "run/checkpoints/step-1";
+        assert_eq!(tensors(&place, folder), tensors(&place, text));
+        assert_eq!(config(&place, folder)["model_type"], "qwen3_5_text");
+        assert!(!place.names(folder).contains(&PROCESSOR.0.into()));
+        let (own, trained) = (loss(&place, folder), loss(&place, text));
+        assert_eq!(own, trained, "{folder}");
+    }
 }

@@ -1,8 +1,13 @@
 //! The trainer as a library: what it takes and gives, beside what is known of a step from elsewhere.
 
 use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
 use std::collections::BTreeMap;
+use std::path::Path;
 use trainer::{Config, Failure, Trainer, configuration};
+
+#[path = "../golden/pictures.rs"]
+mod pictures;
 
 /// Two families whose files differ: GPT-2's matrices are transposed there.
 const FAMILIES: [&[&str]; 2] = [
@@ -168,6 +173,39 @@ fn what_is_saved_is_what_parameter_gives_and_comes_back() {
         let (one, other) = (trainer.loss(&ids, &targets), again.loss(&ids, &targets));
         assert!((one.unwrap() - other.unwrap()).abs() < 1e-6);
     }
+}
+
+/// A folder of Qwen3.5 comes back with what was not trained.
+#[test]
+fn a_text_part_is_saved_with_what_its_folder_has_beside_it() {
+    let folders = tempfile::tempdir().unwrap();
+    let [model, saved] = ["model", "saved"].map(|name| folders.path().join(name));
+    pictures::write(&model);
+    let set = ["data.seq=8", "batch.micro=4", "train.device=cpu"];
+    let mut trainer = Trainer::from_pretrained(&model, &set).unwrap();
+    let (ids, targets) = batch();
+    trainer.step(&ids, &targets).unwrap();
+    trainer.save(&saved).unwrap();
+    let read = |folder: &Path, name: &str| std::fs::read(folder.join(name)).unwrap();
+    let bytes = read(&saved, "model.safetensors");
+    let written = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, dtype, shape, bytes) in pictures::BESIDE {
+        let tensor = written.tensor(name).unwrap();
+        let read = (tensor.dtype(), tensor.shape(), tensor.data());
+        assert_eq!(read, (dtype, shape, bytes), "{name}");
+    }
+    for (name, _) in all(&trainer) {
+        assert!(written.tensor(&pictures::wrapped(&name)).is_ok(), "{name}");
+    }
+    for name in ["config.json", pictures::PROCESSOR.0] {
+        let [before, after] = [&model, &saved].map(|folder| {
+            serde_json::from_slice::<serde_json::Value>(&read(folder, name)).unwrap()
+        });
+        assert_eq!(after, before);
+    }
+    let mut again = Trainer::from_pretrained(&saved, &set).unwrap();
+    let losses = [&mut again, &mut trainer].map(|one| one.loss(&ids, &targets).unwrap());
+    assert_eq!(losses[0], losses[1]);
 }
 
 #[test]

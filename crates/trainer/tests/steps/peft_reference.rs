@@ -101,7 +101,7 @@ fn adapters_agree_with_peft() {
                 assert!(near(made.grad_norm, expected.grad_norm), "{family} {mode}");
             }
             let folder = tempfile::tempdir().unwrap();
-            session.export(folder.path(), &[]).unwrap();
+            session.export(folder.path(), &[], None).unwrap();
             let own = tensors(&folder.path().join("adapter_model.safetensors"));
             let theirs = tensors(&peft.join("adapter_final.safetensors"));
             assert_eq!(

@@ -3,7 +3,7 @@
 use crate::hugging_face::folders::{Shape, Tensors, changed, golden, tensors};
 use files::{Disk, Dtype};
 use memory::DType;
-use model::{ModelConfig, ModelWeights, Origin, write_model};
+use model::{ModelConfig, ModelWeights, Origin, WholeModel, write_model};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -90,7 +90,9 @@ fn the_text_part_is_read_and_exported_as_its_own_family() {
             let beginning: String = module.collect::<Vec<_>>().into_iter().rev().collect();
             assert!(said.contains(&format!("`{beginning}*`")), "{said}");
         }
-        assert!(said.contains("neither trained nor exported"), "{said}");
+        assert!(said.contains("an export is without them"), "{said}");
+        assert!(WholeModel::of(origin.clone(), weights).is_none());
+        let weights = ModelWeights::open(folder.path(), &shape.parameters).unwrap();
 
         let out = tempfile::tempdir().unwrap();
         let files = origin.files(&shape.config, 19, DType::F32);
@@ -214,9 +216,10 @@ fn folders_of_qwen_are_read_without_pictures_and_predictors() {
         let said = weights.left_out().unwrap().to_string();
         for word in [
             "`model.visual.*`",
-            "neither trained nor exported",
+            "which is not trained",
             "`mtp.*`",
             "second token",
+            "an export copies them from here",
         ] {
             assert!(said.contains(word), "{said}");
         }
@@ -225,5 +228,72 @@ fn folders_of_qwen_are_read_without_pictures_and_predictors() {
         let source = weights.converted(DType::F32);
         write_model(&Disk, out.path(), &files, &source, u64::MAX).unwrap();
         assert!(tensors(out.path()) == tensors(&golden(text)));
+
+        let opened = || ModelWeights::open(folder.path(), &shape.parameters).unwrap();
+        let whole = WholeModel::of(origin.clone(), opened()).unwrap();
+        let (files, all) = (whole.files(files), whole.with_text(&source));
+        write_model(&Disk, out.path(), &files, &all, u64::MAX).unwrap();
+        assert!(tensors(out.path()) == tensors(folder.path()));
+        assert_eq!(config(out.path()), config(folder.path()));
+        assert_eq!(whole.untrained_bytes(), 8);
     }
+}
+
+/// Without a `quantization_config` nobody would read FP8, and an export has none.
+#[test]
+fn what_is_quantised_beside_the_text_part_is_not_exported() {
+    const VISUAL: &str = "model.visual.patch_embed.weight";
+    let shape = Shape::of(&Origin::read(&golden("qwen3_5")).unwrap());
+    for (dtype, is_exported) in [(Dtype::I32, true), (Dtype::F8_E4M3, false)] {
+        let folder = changed("qwen3_5", |tensors| {
+            let own = std::mem::take(tensors).into_iter();
+            *tensors = own.map(|(name, it)| (NAMES[1](&name), it)).collect();
+            let bytes = vec![0; dtype.bitsize() / 8];
+            tensors.insert(VISUAL.into(), (Dtype::I32, vec![1], vec![0; 4]));
+            tensors.insert("mtp.fc.weight".into(), (dtype, vec![1], bytes));
+        });
+        let weights = ModelWeights::open(folder.path(), &shape.parameters).unwrap();
+        let left_out = weights.left_out().unwrap();
+        assert_eq!(left_out.is_exported(), is_exported, "{left_out}");
+    }
+}
+
+/// What training may change of the text part's keys stands where readers look for it, and all other keys stay.
+#[test]
+fn keys_around_a_text_part_stay() {
+    let folder = changed("qwen3_5", |tensors| {
+        let own = std::mem::take(tensors).into_iter();
+        *tensors = own.map(|(name, it)| (NAMES[1](&name), it)).collect();
+        let name = "model.visual.patch_embed.weight";
+        tensors.insert(name.into(), (Dtype::I32, vec![1], vec![0; 4]));
+    });
+    let mut text = config(folder.path());
+    let text = text.as_object_mut().unwrap();
+    for key in ["architectures", "dtype", "tie_word_embeddings"] {
+        text.remove(key).unwrap();
+    }
+    text.insert("mtp_num_hidden_layers".into(), 1.into());
+    let mut whole = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "dtype": "float32", "text_config": text,
+        "tie_word_embeddings": true, "vision_config": {"dtype": "float32"}, "image_token_id": 5,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    });
+    std::fs::write(folder.path().join("config.json"), whole.to_string()).unwrap();
+    let processor = "preprocessor_config.json";
+    std::fs::write(folder.path().join(processor), "{\"size\": 3}").unwrap();
+    let origin = Origin::read(folder.path()).unwrap();
+    let mut shape = Shape::of(&origin);
+    shape.config.norm_eps = 0.5;
+    let files = origin.files(&shape.config, 19, DType::BF16);
+    assert!(files.iter().all(|(name, _)| name != processor));
+    let weights = ModelWeights::open(folder.path(), &shape.parameters).unwrap();
+    let mut files = WholeModel::of(origin, weights).unwrap().files(files);
+    let (name, written) = files.pop().unwrap();
+    assert_eq!(name, "config.json", "it comes last");
+    assert_eq!(files, [(processor.into(), b"{\"size\": 3}".to_vec())]);
+    let written: Value = serde_json::from_slice(&written).unwrap();
+    whole["dtype"] = "bfloat16".into();
+    whole["text_config"]["rms_norm_eps"] = 0.5.into();
+    whole.as_object_mut().unwrap().remove("quantization_config");
+    assert_eq!(written, whole);
 }

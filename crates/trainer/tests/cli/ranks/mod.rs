@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "the tests of collectives use the rest")]
 mod mpi;
 
-mod job;
+pub mod job;
 
 mod between;
 mod checkpoints;

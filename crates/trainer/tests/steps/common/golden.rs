@@ -201,6 +201,6 @@ pub fn gradients(session: &Session) -> Tensors {
 /// A session's weights as it exports them.
 pub fn weights(session: &mut Session) -> Tensors {
     let folder = tempfile::tempdir().unwrap();
-    session.export(folder.path(), &[]).unwrap();
+    session.export(folder.path(), &[], None).unwrap();
     tensors(&folder.path().join("model.safetensors"))
 }
