@@ -1,6 +1,6 @@
 //! Experts in files: a tensor for each or all in one, quantised weights, and a layer that is no part of the model.
 
-use crate::hugging_face::folders::{Shape, Tensors, changed, golden, tensors};
+use crate::hugging_face::folders::{Shape, Tensors, changed, golden, tensors, written};
 use files::Dtype;
 use model::{ModelConfig, ModelWeights, Origin};
 
@@ -77,32 +77,83 @@ fn a_layer_that_predicts_a_second_token_is_left_out_where_experts_have_biases() 
     assert!(refused.to_string().contains(PREDICTOR), "{refused}");
 }
 
-const QUANTISED: &str = "model.layers.0.mlp.gate_proj.weight";
-
-/// A weight of 1.5 (0x3c), with a factor for each of so many blocks.
-fn quantised(family: &str, factors: Option<([usize; 2], f32)>) -> tempfile::TempDir {
-    changed(family, |tensors| {
-        let (dtype, shape, bytes) = tensors.get_mut(QUANTISED).unwrap();
-        *dtype = Dtype::F8_E4M3;
-        *bytes = vec![0x3c; shape.iter().product()];
-        if let Some((blocks, factor)) = factors {
-            let bytes = factor.to_le_bytes().repeat(blocks.iter().product());
-            let scales = (Dtype::F32, blocks.to_vec(), bytes);
-            tensors.insert(format!("{QUANTISED}_scale_inv"), scales);
-        }
-    })
+/// The shape and the weights of a golden model, with other values of some keys of its `config.json`: then weights are made here.
+fn resized(family: &str, keys: &[(&str, usize)]) -> (Shape, Tensors) {
+    if keys.is_empty() {
+        return (shape(family), tensors(&golden(family)));
+    }
+    let text = std::fs::read_to_string(golden(family).join("config.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    keys.iter()
+        .for_each(|(key, value)| json[*key] = (*value).into());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), json.to_string()).unwrap();
+    let shape = Shape::of(&Origin::read(folder.path()).unwrap());
+    let arena: Vec<f32> = (0..shape.layout.elements())
+        .map(|place| place as f32)
+        .collect();
+    let source = shape.outgoing(&arena, memory::DType::F32);
+    files::write_tensors(&files::Disk, folder.path(), "model", &source, u64::MAX).unwrap();
+    drop(source);
+    (shape, tensors(folder.path()))
 }
 
+/// A folder with a weight in FP8, with a factor for each of so many blocks of 128 x 128, and one with the values of that weight.
+fn quantised(weights: &Tensors, name: &str, blocks: Option<[usize; 2]>) -> [tempfile::TempDir; 2] {
+    let [mut quantised, mut plain] = [weights.clone(), weights.clone()];
+    let shape = weights[name].1.clone();
+    // All codes but NaN.
+    let codes: Vec<u8> = (0..shape.iter().product::<usize>())
+        .map(|place| (place * 37 % 127) as u8)
+        .collect();
+    let mut values = Vec::new();
+    files::widen(Dtype::F8_E4M3, &codes, &mut values);
+    if let Some(blocks) = blocks {
+        let factors: Vec<f32> = (0..blocks[0] * blocks[1])
+            .map(|block| 0.5 + block as f32)
+            .collect();
+        for (place, value) in values.iter_mut().enumerate() {
+            let (row, column) = (place / shape[1], place % shape[1]);
+            *value *= factors[row / 128 * blocks[1] + column / 128];
+        }
+        let bytes = bytemuck::cast_slice(&factors).to_vec();
+        let factors = (Dtype::F32, blocks.to_vec(), bytes);
+        quantised.insert(format!("{name}_scale_inv"), factors);
+    }
+    quantised.insert(name.into(), (Dtype::F8_E4M3, shape.clone(), codes));
+    let bytes = bytemuck::cast_slice(&values).to_vec();
+    plain.insert(name.into(), (Dtype::F32, shape, bytes));
+    [quantised, plain].map(written)
+}
+
+/// Also where files have outputs by head, whose blocks then hold rows of several parts.
 #[test]
 fn quantised_weights_are_widened_by_their_factors() {
-    for family in ["deepseek_v3", "llama"] {
-        let shape = shape(family);
-        let folder = quantised(family, Some(([1, 1], 0.5)));
-        let index = shape.layout.find(QUANTISED).unwrap();
-        let values = &shape.read(folder.path())[shape.layout.entries()[index].range()];
-        assert!(values.iter().all(|value| *value == 0.75));
-        for factors in [None, Some(([1, 2], 0.5))] {
-            let folder = quantised(family, factors);
+    const GATE: &str = "model.layers.0.mlp.gate_proj.weight";
+    const BY_HEAD: &str = "model.layers.0.linear_attn.in_proj_qkvz.weight";
+    const WIDE: [(&str, usize); 3] = [
+        ("linear_num_key_heads", 6),
+        ("linear_num_value_heads", 12),
+        ("hidden_size", 136),
+    ];
+    for (family, keys, name, blocks) in [
+        ("deepseek_v3", &[][..], GATE, [1, 1]),
+        ("llama", &[], GATE, [1, 1]),
+        ("qwen3_next", &[], BY_HEAD, [1, 1]),
+        ("qwen3_next", &WIDE, BY_HEAD, [2, 2]),
+    ] {
+        let (shape, weights) = resized(family, keys);
+        let folders = quantised(&weights, name, Some(blocks));
+        let [widened, plain] = folders.each_ref().map(|folder| shape.read(folder.path()));
+        assert!(widened == plain, "{family} {blocks:?}");
+        let [folder, plain] = folders.each_ref().map(|folder| folder.path());
+        let weights_of = ModelWeights::open(folder, &shape.parameters).unwrap();
+        let out = tempfile::tempdir().unwrap();
+        let source = weights_of.converted(memory::DType::F32);
+        files::write_tensors(&files::Disk, out.path(), "model", &source, u64::MAX).unwrap();
+        assert!(tensors(out.path()) == tensors(plain), "{family} {blocks:?}");
+        for blocks in [None, Some([blocks[0], blocks[1] + 1])] {
+            let [folder, _] = quantised(&weights, name, blocks);
             let refused = ModelWeights::open(folder.path(), &shape.parameters).unwrap_err();
             assert!(refused.to_string().contains("_scale_inv"), "{refused}");
         }
