@@ -6,9 +6,9 @@ use candle_core::Tensor;
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
-    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, ExpertsConfig,
-    LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose, QkNormExtent,
-    RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
+    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, DeltaConfig,
+    ExpertsConfig, LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose,
+    QkNormExtent, RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,10 +17,9 @@ use units::{Gradients, Weights};
 const ROWS: usize = 2;
 const SEQ: usize = 37;
 const VOCAB: usize = 131;
-const SHAPE: BatchShape = BatchShape {
-    rows: ROWS,
-    seq: SEQ,
-};
+
+/// More than a chunk of the gated delta rule.
+const LONG: usize = 70;
 
 /// Relative to a tensor's largest entry.
 const TOLERANCE: f64 = 2e-5;
@@ -52,12 +51,12 @@ fn values(seed: u64, name: &str, elements: usize) -> Vec<f32> {
 }
 
 /// Ids and targets of a micro-batch; every seventh target is masked.
-fn batch(seed: u64) -> (Vec<i32>, Vec<i32>) {
+fn batch(seed: u64, seq: usize) -> (Vec<i32>, Vec<i32>) {
     let token = |seed: u64, index: usize| {
         let unit = (noise(seed, index as u64) + 1.0) / 2.0;
         ((unit * VOCAB as f32) as i32).min(VOCAB as i32 - 1)
     };
-    let ids = (0..ROWS * SEQ).map(|index| token(seed, index)).collect();
+    let ids = (0..ROWS * seq).map(|index| token(seed, index)).collect();
     let target = |index: usize| {
         if index % 7 == 3 {
             -100
@@ -65,31 +64,33 @@ fn batch(seed: u64) -> (Vec<i32>, Vec<i32>) {
             token(seed + 1, index)
         }
     };
-    (ids, (0..ROWS * SEQ).map(target).collect())
+    (ids, (0..ROWS * seq).map(target).collect())
 }
 
 /// Compares the model, with either kind of attention, to the oracle.
 fn assert_agrees(name: &str, config: &ModelConfig) {
     for attention in [Attention::Eager, Attention::Flash] {
-        assert_agrees_with(&format!("{name}, {attention:?}"), config, attention, None);
+        let name = format!("{name}, {attention:?}");
+        assert_agrees_with(&name, config, attention, (SEQ, None));
     }
 }
 
-/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient. With lengths, the
+/// Runs two micro-batches of sequences of so many tokens through the model and the oracle, and compares the loss and every gradient. With lengths, the
 /// rest of each sequence is padding.
 fn assert_agrees_with(
     name: &str,
     config: &ModelConfig,
     attention: Attention,
-    lengths: Option<[[i32; ROWS]; 2]>,
+    (seq, lengths): (usize, Option<[[i32; ROWS]; 2]>),
 ) {
+    let shape = BatchShape { rows: ROWS, seq };
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();
     let architecture = Architecture::of(config, attention);
     let layout = Rc::new(architecture.parameters.layout(|_, _| false));
     let computation = Computation {
         dtype: DType::F32,
-        seq: SEQ,
+        seq,
         head_chunk: 29,
     };
     let model = Model::new(architecture, layout.clone(), &memory, &cpu, computation).unwrap();
@@ -118,12 +119,12 @@ fn assert_agrees_with(
     let mut of_routers =
         Tensor::zeros((), candle_core::DType::F64, &candle_core::Device::Cpu).unwrap();
     for micro in 0..2 {
-        let (ids, mut targets) = batch(100 + 10 * micro);
+        let (ids, mut targets) = batch(100 + 10 * micro, seq);
         let lengths = lengths.map(|lengths| lengths[micro as usize]);
-        for (row, targets) in targets.chunks_mut(SEQ).enumerate() {
-            targets[lengths.map_or(SEQ, |lengths| lengths[row] as usize)..].fill(-100);
+        for (row, targets) in targets.chunks_mut(seq).enumerate() {
+            targets[lengths.map_or(seq, |lengths| lengths[row] as usize)..].fill(-100);
         }
-        let mut on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
+        let mut on_device = Batch::upload(&memory, &cpu, shape, &ids, &targets).unwrap();
         if let Some(lengths) = lengths {
             on_device = on_device.with_lengths(&memory, &cpu, &lengths).unwrap();
         }
@@ -147,7 +148,7 @@ fn assert_agrees_with(
                 &memory,
                 dtype,
                 &policy,
-                (SHAPE, &[model::HeldBlocks::all(architecture.blocks.len())]),
+                (shape, &[model::HeldBlocks::all(architecture.blocks.len())]),
             )
             .unwrap();
         let work = Work {
@@ -175,11 +176,11 @@ fn assert_agrees_with(
             is_parallel: false,
             routers: Default::default(),
         };
-        let sum = oracle.loss_sum(&ids, &targets, (ROWS, SEQ)).unwrap();
+        let sum = oracle.loss_sum(&ids, &targets, (ROWS, seq)).unwrap();
         if parts > 1 {
-            let lengths = lengths.unwrap_or([SEQ as i32; ROWS]);
+            let lengths = lengths.unwrap_or([seq as i32; ROWS]);
             let lengths = lengths.map(|length| length as usize);
-            let added = oracle.router_loss(&lengths, SEQ).unwrap();
+            let added = oracle.router_loss(&lengths, seq).unwrap();
             of_routers = (of_routers + (added / 2.0).unwrap()).unwrap();
         }
         expected_loss = Some(match expected_loss {
@@ -509,6 +510,39 @@ fn with_a_share_of_each_head_turned() {
     }
 }
 
+/// Two layers with the gated delta rule around one with gated attention; projections of the rule are by key head or not.
+/// Heads of keys are wide enough that none is nearly zero: its norm would magnify what f32 rounds beyond the tolerance.
+#[test]
+fn with_the_gated_delta_rule_as_qwen3_next_and_qwen3_5() {
+    for by_key_head in [true, false] {
+        let config = ModelConfig {
+            layers: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            qk_norm: true,
+            zero_centered_norm: true,
+            attention_gate: true,
+            norm_eps: 1e-2,
+            rotary_share: 0.25,
+            delta: Some(DeltaConfig {
+                key_heads: 2,
+                value_heads: 4,
+                key_head_dim: 16,
+                value_head_dim: 12,
+                conv_width: 3,
+                attention_layers: vec![1],
+                by_key_head,
+            }),
+            ..plain()
+        };
+        let name = format!("the gated delta rule, {by_key_head}");
+        assert_agrees(&name, &config);
+        let name = format!("{name}, {LONG} tokens");
+        assert_agrees_with(&name, &config, Attention::Flash, (LONG, None));
+    }
+}
+
 #[test]
 fn everything_at_once() {
     let config = ModelConfig {
@@ -625,7 +659,8 @@ fn losses_of_routers_leave_padding_out() {
             ..plain()
         };
         let lengths = Some([[SEQ as i32, 5], [11, 24]]);
-        assert_agrees_with(&format!("{kind:?}"), &config, Attention::Flash, lengths);
+        let name = format!("{kind:?}");
+        assert_agrees_with(&name, &config, Attention::Flash, (SEQ, lengths));
     }
 }
 

@@ -4,8 +4,8 @@
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, Module};
 use model::{
-    ActivationFunction, LatentConfig, ModelConfig, NormKind, NormPlacement, QkNormExtent,
-    RopeScaling, RouterAuxKind, ScoreKind,
+    ActivationFunction, DeltaConfig, LatentConfig, ModelConfig, NormKind, NormPlacement,
+    QkNormExtent, RopeScaling, RouterAuxKind, ScoreKind,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -467,19 +467,30 @@ impl Oracle<'_> {
         if let Some(latent) = &self.config.latent {
             return self.latent_attention(x, &name, latent);
         }
+        if let Some(delta) = self
+            .config
+            .delta
+            .as_ref()
+            .filter(|_| self.config.has_delta(layer))
+        {
+            return self.gated_delta(x, &format!("model.layers.{layer}.linear_attn"), delta);
+        }
         let ModelConfig {
             heads,
             kv_heads,
             head_dim,
+            attention_gate,
             ..
         } = *self.config;
         let (rows, seq, _) = x.dims3()?;
         let project = |part: &str, heads: usize| -> Result<Tensor> {
             self.linear(x, &format!("{name}.{part}_proj"))?
-                .reshape((rows, seq, heads, head_dim))
+                .reshape((rows, seq, heads, ()))
         };
+        // Each head of queries has its gate behind it.
+        let of_head = |part: &str, heads: usize| project(part, heads)?.narrow(3, 0, head_dim);
         let [q, k] = [("q", heads), ("k", kv_heads)].map(|(part, heads)| -> Result<Tensor> {
-            let mut x = project(part, heads)?;
+            let mut x = of_head(part, heads)?;
             if self.config.qk_norm {
                 let together = match self.config.qk_norm_over {
                     QkNormExtent::Head => x,
@@ -507,8 +518,79 @@ impl Oracle<'_> {
         let window = self.config.window(layer);
         let sinks = format!("{name}.sinks");
         let sinks = self.config.attention_sinks.then(|| self.var(&sinks));
-        let out = self.attend([q?, repeat(k?)?, repeat(v)?], window, sinks)?;
+        let mut out = self.attend([q?, repeat(k?)?, repeat(v)?], window, sinks)?;
+        if attention_gate {
+            let gate = project("q", heads)?.narrow(3, head_dim, head_dim)?;
+            out = (out * sigmoid(&gate.flatten_from(2)?)?)?;
+        }
         self.linear(&out, &format!("{name}.o_proj"))
+    }
+
+    /// The gated delta rule, token by token; `x [b, s, h]`.
+    fn gated_delta(&self, x: &Tensor, name: &str, delta: &DeltaConfig) -> Result<Tensor> {
+        let (rows, seq, _) = x.dims3()?;
+        let heads = delta.value_heads;
+        let project = |part: &str| self.linear(x, &format!("{name}.in_proj_{part}"));
+        let parts = match delta.by_key_head {
+            true => [project("qkvz")?, project("ba")?].to_vec(),
+            false => [project("qkv")?, project("z")?, project("b")?, project("a")?].to_vec(),
+        };
+        let joined = Tensor::cat(&parts, 2)?; // [b, s, q k v z b a]
+        let (mixed, values) = (delta.mixed_width(), delta.value_width());
+        let of_head = |at: usize| joined.narrow(2, mixed + values + at * heads, heads);
+        let z = joined.narrow(2, mixed, values)?;
+        let mixed = silu(&self.convolution(&joined.narrow(2, 0, mixed)?, name)?)?;
+
+        let of_heads = |x: &Tensor, own: usize| {
+            let x = x.reshape((rows, seq, own, 1, ()))?;
+            let width = x.dim(4)?;
+            let x = x.broadcast_as((rows, seq, own, heads / own, width))?;
+            x.reshape((rows, seq, heads, width))?.transpose(1, 2) // [b, heads, s, d]
+        };
+        let [keys, _, _] = delta.qkv_widths();
+        let normed = |first: usize| -> Result<Tensor> {
+            let x = of_heads(&mixed.narrow(2, first, keys)?, delta.key_heads)?;
+            x.broadcast_div(&(x.sqr()?.sum_keepdim(3)? + 1e-6)?.sqrt()?)
+        };
+        let (q, k) = (normed(0)?, normed(keys)?);
+        let q = (q / (delta.key_head_dim as f64).sqrt())?;
+        let v = of_heads(&mixed.narrow(2, 2 * keys, values)?, heads)?;
+        let beta = of_heads(&sigmoid(&of_head(0)?)?, heads)?;
+        let a = of_head(1)?.broadcast_add(&self.var(&format!("{name}.dt_bias")))?;
+        let rate = self.var(&format!("{name}.A_log")).exp()?.neg()?;
+        let softplus = (a.exp()? + 1.0)?.log()?;
+        let decay = of_heads(&softplus.broadcast_mul(&rate)?.exp()?, heads)?;
+
+        let sizes = (rows, heads, delta.key_head_dim, delta.value_head_dim);
+        let mut state = Tensor::zeros(sizes, DType::F64, &Device::Cpu)?;
+        let mut out = Vec::new();
+        for token in 0..seq {
+            let at = |x: &Tensor| x.narrow(2, token, 1)?.contiguous();
+            let (q, k, v) = (at(&q)?, at(&k)?, at(&v)?); // [b, heads, 1, d]
+            state = state.broadcast_mul(&at(&decay)?)?;
+            let change = (v - k.matmul(&state)?)?.broadcast_mul(&at(&beta)?)?;
+            state = (state + k.t()?.contiguous()?.matmul(&change)?)?;
+            out.push(q.matmul(&state)?);
+        }
+        let out = Tensor::cat(&out, 2)?.transpose(1, 2)?.contiguous()?; // [b, s, heads, d]
+        let weight = self.var(&format!("{name}.norm.weight"));
+        let out = self.norm_by(&out, &weight, self.config.norm_eps)?;
+        self.linear(
+            &(out.flatten_from(2)? * silu(&z)?)?,
+            &format!("{name}.out_proj"),
+        )
+    }
+
+    /// The causal convolution of each column of `x [b, s, c]` in front of the gated delta rule.
+    fn convolution(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let weight = self.var(&format!("{name}.conv1d.weight")); // [c, taps]
+        let (channels, taps) = weight.dims2()?;
+        let (seq, padded) = (x.dim(1)?, x.pad_with_zeros(1, taps - 1, 0)?);
+        let term = |tap: usize| {
+            let weight = weight.narrow(1, tap, 1)?.reshape((1, 1, channels))?;
+            padded.narrow(1, tap, seq)?.broadcast_mul(&weight)
+        };
+        (1..taps).try_fold(term(0)?, |sum, tap| sum + term(tap)?)
     }
 
     /// `[b, s, heads d]` as `[b, heads, s, d]`.
