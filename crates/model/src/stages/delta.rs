@@ -1,107 +1,22 @@
 //! Layers of the gated delta rule (Yang et al. 2025), as Qwen3-Next has them: what a joined projection wrote goes through a short
-//! convolution and the rule, whose output is normalised and gated.
+//! convolution and the rule. A norm with a gate is behind it (`delta_norm.rs`).
 
-use super::sharing::{EACH, HeadsToTokens, gradient_of_heads};
-use super::{AttentionGate, CoreAttention, written};
+use super::delta_to_heads::DeltaToHeads;
+use super::sharing::{HeadsToTokens, gradient_of_heads, gradient_of_parts};
+use super::{CoreAttention, DeltaColumns, written};
 use crate::activation::Dimension;
-use crate::linear::LinearPart;
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{
-    Activation, DeltaConfig, Extent, HeadParts, Label, LayerCacheShape, Linear, Pass, Result,
-    SharingRanks, StateShape,
+    Activation, DeltaConfig, Extent, Label, LayerCacheShape, Pass, Result, SharingRanks, StateShape,
 };
 use kernels::operation::{
-    CachedConvolution, CachedDelta, Copy, DeltaShape, Fill, GatedDelta, GatedDeltaBackward,
-    GatedNorm, GatedNormBackward, ShortConvolution, ShortConvolutionBackward, SumInOrder,
+    CachedConvolution, CachedDelta, Copy, DeltaShape, GatedDelta, GatedDeltaBackward,
+    ShortConvolution, ShortConvolutionBackward, SumInOrder,
 };
 use kernels::{Init, Kernels};
 use memory::{Buffer, DType, In, Out};
 use std::ops::Range;
-
-/// Widths of what the joined projections write, in the order of its columns.
-#[derive(Clone, Copy, Debug)]
-pub struct DeltaColumns {
-    /// Queries, keys and values, which the convolution mixes.
-    mixed: usize,
-    /// Gates z of the norm.
-    values: usize,
-    /// Logits b, and decays a: one each for every value head.
-    heads: usize,
-}
-
-impl DeltaColumns {
-    /// The output of the joined projections: queries, keys and values, z, b and a.
-    pub const IN: Activation = Activation::new("gdn_in", "d_gdn_in", Label::QKV);
-
-    fn of(delta: &DeltaConfig) -> DeltaColumns {
-        DeltaColumns {
-            mixed: delta.mixed_width(),
-            values: delta.value_width(),
-            heads: delta.value_heads,
-        }
-    }
-
-    /// Declares the projections. They are one product.
-    pub(crate) fn declare(own: &mut PartParameters, delta: &DeltaConfig, hidden: usize) -> Linear {
-        let DeltaColumns {
-            mixed,
-            values,
-            heads,
-        } = DeltaColumns::of(delta);
-        let group = heads / delta.key_heads;
-        let (keys, group_values) = (delta.key_head_dim, group * delta.value_head_dim);
-        let packed = |name, outputs, widths| LinearPart {
-            name,
-            outputs,
-            by_head: Some(HeadParts {
-                heads: delta.key_heads,
-                widths,
-            }),
-        };
-        let parts: Vec<LinearPart> = match delta.by_key_head {
-            true => vec![
-                packed(
-                    "linear_attn.in_proj_qkvz",
-                    mixed + values,
-                    [keys, keys, group_values, group_values],
-                ),
-                packed("linear_attn.in_proj_ba", 2 * heads, [group, group, 0, 0]),
-            ],
-            false => vec![
-                ("linear_attn.in_proj_qkv", mixed).into(),
-                ("linear_attn.in_proj_z", values).into(),
-                ("linear_attn.in_proj_b", heads).into(),
-                ("linear_attn.in_proj_a", heads).into(),
-            ],
-        };
-        Linear::declare_together(own, parts, hidden, false)
-    }
-
-    fn mixed(self, x: In) -> In {
-        x.columns(0..self.mixed)
-    }
-
-    fn z(self, x: In) -> In {
-        x.columns(self.mixed..self.mixed + self.values)
-    }
-
-    fn b_and_a(self, x: In) -> [In; 2] {
-        let first = self.mixed + self.values;
-        let of = |number: usize| {
-            x.columns(first + number * self.heads..first + (number + 1) * self.heads)
-        };
-        [of(0), of(1)]
-    }
-
-    /// Queries, keys and values, z, b and a, to be written.
-    fn split(self, x: Out) -> [Out; 4] {
-        let (mixed, rest) = x.split_at_column(self.mixed);
-        let (z, rest) = rest.split_at_column(self.values);
-        let (b, a) = rest.split_at_column(self.heads);
-        [mixed, z, b, a]
-    }
-}
 
 /// o `[b s, value_heads V]`: the convolution of what the projections wrote, and the gated delta rule.
 #[derive(Clone)]
@@ -182,14 +97,10 @@ impl Delta {
 
     /// The rows of the convolution that are the part's queries, keys and values: among the block's, and among its own.
     fn own_rows(&self, pass: &Pass) -> Vec<(Range<usize>, Range<usize>)> {
-        let widths = self.delta.qkv_widths();
         let parts = self.ranks.parts();
-        let starts = [0, widths[0], widths[0] + widths[1]];
-        let part = self.part(pass);
-        let rows = starts.into_iter().zip(widths).map(|(start, width)| {
-            let whole = parts * start + part * width;
-            (whole..whole + width, start..start + width)
-        });
+        let [keys, _, values] = self.delta.qkv_widths().map(|width| parts * width);
+        let tensors = [0..keys, keys..2 * keys, 2 * keys..2 * keys + values];
+        let rows = self.ranks.places_beside(self.part(pass), &tensors);
         rows.collect()
     }
 
@@ -205,14 +116,6 @@ impl Delta {
             pass.kernels().run(Copy { out, x })?;
         }
         Ok(Some(own))
-    }
-
-    /// A vector with a number for each value head of the part.
-    fn of_heads<'p>(&self, vector: In<'p>, heads: &Option<Range<usize>>) -> In<'p> {
-        match heads {
-            Some(heads) => vector.rows(heads.clone()),
-            None => vector,
-        }
     }
 
     /// Queries, keys and values behind the convolution. Both passes make them, which is cheaper than to keep them.
@@ -280,7 +183,7 @@ impl Delta {
         let (kernels, documents) = (pass.kernels(), documents(pass));
         let ([b, a], heads) = (self.columns.b_and_a(x), self.own_heads(pass));
         let (parameters, gradients) = pass.parameters_and_gradients(vectors, &mut unused);
-        let [a_log, dt_bias] = parameters.map(|vector| self.of_heads(vector, &heads));
+        let [a_log, dt_bias] = parameters.map(|vector| of_heads(vector, &heads));
         let [da_log, ddt_bias] = gradients;
         let (da_log, da_log_init) = gradient_of_heads(kernels, da_log, heads.clone())?;
         let (ddt_bias, ddt_bias_init) = gradient_of_heads(kernels, ddt_bias, heads)?;
@@ -338,21 +241,26 @@ impl Delta {
         })?;
         let rows = self.own_rows(pass);
         let (_, gradient) = pass.matrix_and_gradient(self.convolution, &mut unused);
+        let gradient = gradient_of_parts(kernels, gradient)?;
         add_rows(kernels, gradient, of_part.view(), &rows)
     }
 }
 
-/// Adds a part's rows to those of a gradient, of which the others are 0 at first.
+/// A number for each of some value heads, or of all.
+fn of_heads<'p>(vector: In<'p>, heads: &Option<Range<usize>>) -> In<'p> {
+    match heads {
+        Some(heads) => vector.rows(heads.clone()),
+        None => vector,
+    }
+}
+
+/// Adds a part's rows to those of a gradient.
 fn add_rows(
     kernels: &Kernels,
-    (mut gradient, init): (Out, Init<'static>),
+    mut gradient: Out,
     of_part: In,
     rows: &[(Range<usize>, Range<usize>)],
 ) -> Result {
-    if matches!(init, Init::Overwrite) {
-        let out = gradient.reborrow();
-        kernels.run(Fill { out, value: 0.0 })?;
-    }
     for (whole, own) in rows {
         let (out, x) = (
             gradient.reborrow().rows(whole.clone()),
@@ -478,8 +386,8 @@ impl Stage for Delta {
                 mixed: mixed.view(),
                 b,
                 a,
-                a_log: self.of_heads(pass.parameter(self.a_log), &heads),
-                dt_bias: self.of_heads(pass.parameter(self.dt_bias), &heads),
+                a_log: of_heads(pass.parameter(self.a_log), &heads),
+                dt_bias: of_heads(pass.parameter(self.dt_bias), &heads),
                 shape,
                 documents: documents(pass),
             })?;
@@ -502,199 +410,6 @@ impl Stage for Delta {
         pass.release(Self::STATES, states);
         self.convolution_backward(pass, dx_mixed, (dmixed.view(), x.view()))?;
         pass.file_gradient(self.input(), dx);
-        Ok(())
-    }
-}
-
-/// Carries what the projections wrote, but for z, from tokens to heads: `[b s, c + 2 value_heads]` becomes `[b n s, (c + 2 value_heads) / n]`
-/// for each of `n` parts, which have `s` tokens of each sequence.
-struct DeltaToHeads {
-    ranks: SharingRanks,
-    /// The rule of the whole block.
-    delta: DeltaConfig,
-}
-
-impl DeltaToHeads {
-    /// Queries, keys and values, b and a of one part's heads.
-    const IN: Activation = Activation::new("gdn_in_heads", "d_gdn_in_heads", Label::QKV);
-
-    /// The columns of queries, keys, values, b and a.
-    fn tensors(&self) -> Vec<Range<usize>> {
-        let columns = DeltaColumns::of(&self.delta);
-        let [keys, _, values] = self.delta.qkv_widths();
-        let (b, heads) = (columns.mixed + columns.values, columns.heads);
-        let starts = [
-            (0, keys),
-            (keys, keys),
-            (2 * keys, values),
-            (b, heads),
-            (b + heads, heads),
-        ];
-        let range = |(start, width)| start..start + width;
-        starts.map(range).into()
-    }
-
-    fn own_columns(&self) -> usize {
-        self.ranks.columns_beside(&self.tensors())
-    }
-}
-
-impl Stage for DeltaToHeads {
-    fn name(&self) -> &'static str {
-        "delta_to_heads"
-    }
-
-    fn io(&self) -> Io {
-        Io {
-            reads: vec![DeltaColumns::IN],
-            writes: vec![(Self::IN, self.ranks.tokens(self.own_columns()))],
-            backward_reads: Vec::new(),
-        }
-    }
-
-    fn joins_parts(&self) -> bool {
-        true
-    }
-
-    fn forward(&self, pass: &mut Pass) -> Result {
-        let tensors = self.tensors();
-        let parts = pass.each_part(|pass| {
-            let x = pass.pull(DeltaColumns::IN)?;
-            let Some(out) = pass.output(Self::IN)? else {
-                return Ok(None);
-            };
-            let room = self.ranks.pack_beside(pass, x.view(), &tensors)?;
-            Ok(Some((vec![room], out)))
-        })?;
-        let (rooms, mut made): (Vec<_>, Vec<Buffer>) = parts.into_iter().flatten().unzip();
-        if made.is_empty() {
-            return Ok(());
-        }
-        let by_head = made.iter_mut().map(|out| vec![out.view_mut()]).collect();
-        self.ranks.to_heads(pass, rooms, by_head)?;
-        let mut made = made.into_iter();
-        pass.each_part(|pass| {
-            pass.put(Self::IN, Some(made.next().expect(EACH)));
-            Ok(())
-        })?;
-        Ok(())
-    }
-
-    fn backward(&self, pass: &mut Pass) -> Result {
-        let tensors = self.tensors();
-        let by_head = pass.each_part(|pass| Ok(pass.gradient(Self::IN)))?;
-        let views = by_head.iter().map(|of| vec![of.view()]).collect();
-        let mut rooms = self.ranks.to_tokens(pass, views)?.into_iter();
-        drop(by_head);
-        pass.each_part(|pass| {
-            let rooms = rooms.next().expect(EACH);
-            let (mut dx, _) = pass.gradient_to_add(DeltaColumns::IN)?;
-            let of = (&rooms[0], &tensors[..]);
-            self.ranks.unpack_beside(pass, dx.view_mut(), of)?;
-            pass.file_gradient(DeltaColumns::IN, dx);
-            Ok(())
-        })?;
-        Ok(())
-    }
-}
-
-/// The norm of each head of o, times the SiLU of z.
-pub struct DeltaNorm {
-    columns: DeltaColumns,
-    weight: ParameterId,
-    eps: f32,
-}
-
-impl DeltaNorm {
-    /// Reciprocal root mean square of each head of o, `[b s, value_heads]` f32.
-    pub const RSTD: Activation = Activation::new("rstd_o", "no_gradient", Label::GDN_NORM_OUT);
-
-    /// Declares `norm.weight [V]`, which multiplies as it is also in models whose other norms are zero-centred.
-    pub(crate) fn declare(own: &mut PartParameters, delta: &DeltaConfig, eps: f64) -> DeltaNorm {
-        DeltaNorm {
-            columns: DeltaColumns::of(delta),
-            weight: own.vector(
-                "linear_attn.norm.weight",
-                delta.value_head_dim,
-                Initial::One,
-            ),
-            eps: eps as f32,
-        }
-    }
-}
-
-impl Stage for DeltaNorm {
-    fn name(&self) -> &'static str {
-        "gdn_norm"
-    }
-
-    fn io(&self) -> Io {
-        let rstd = [Dimension::Tokens, Dimension::Fixed(self.columns.heads)];
-        Io {
-            reads: vec![CoreAttention::O, DeltaColumns::IN],
-            writes: vec![
-                (AttentionGate::OUT, Extent::tokens(self.columns.values)),
-                (Self::RSTD, Extent::of_f32(&rstd)),
-            ],
-            backward_reads: vec![CoreAttention::O, DeltaColumns::IN, Self::RSTD],
-        }
-    }
-
-    fn parameters(&self) -> Vec<ParameterId> {
-        vec![self.weight]
-    }
-
-    /// It has a vector alone.
-    fn can_defer_gradients(&self) -> bool {
-        true
-    }
-
-    fn is_by_token(&self) -> bool {
-        true
-    }
-
-    fn forward(&self, pass: &mut Pass) -> Result {
-        let (o, x) = (pass.pull(CoreAttention::O)?, pass.pull(DeltaColumns::IN)?);
-        let (mut y, mut rstd) = (pass.output(AttentionGate::OUT)?, pass.output(Self::RSTD)?);
-        if y.is_some() || rstd.is_some() {
-            pass.kernels().run(GatedNorm {
-                y: written(&mut y),
-                rstd: written(&mut rstd),
-                x: o.view(),
-                z: self.columns.z(x.view()),
-                weight: pass.parameter(self.weight),
-                eps: self.eps,
-            })?;
-        }
-        pass.put(AttentionGate::OUT, y);
-        pass.put(Self::RSTD, rstd);
-        Ok(())
-    }
-
-    fn backward(&self, pass: &mut Pass) -> Result {
-        let dy = pass.gradient(AttentionGate::OUT);
-        let (o, x) = (pass.pull(CoreAttention::O)?, pass.pull(DeltaColumns::IN)?);
-        let rstd = pass.pull(Self::RSTD)?;
-        let (mut d_o, _) = pass.gradient_to_add(CoreAttention::O)?;
-        let (mut dx, _) = pass.gradient_to_add(DeltaColumns::IN)?;
-        let [_, dz, _, _] = self.columns.split(dx.view_mut());
-        let mut unused = pass.unused_gradients([self.weight])?;
-        let kernels = pass.kernels();
-        let ([weight], [(dweight, init)]) =
-            pass.parameters_and_gradients([self.weight], &mut unused);
-        kernels.run(GatedNormBackward {
-            dx: d_o.view_mut(),
-            dz,
-            dweight,
-            init,
-            dy: dy.view(),
-            x: o.view(),
-            z: self.columns.z(x.view()),
-            weight,
-            rstd: rstd.view(),
-        })?;
-        pass.file_gradient(CoreAttention::O, d_o);
-        pass.file_gradient(DeltaColumns::IN, dx);
         Ok(())
     }
 }

@@ -4,6 +4,9 @@
 mod attention;
 mod attention_gate;
 mod delta;
+mod delta_columns;
+mod delta_norm;
+mod delta_to_heads;
 mod embedding;
 mod experts;
 mod head;
@@ -20,7 +23,9 @@ mod sharing;
 
 pub use attention::{Attention, CoreAttention};
 pub use attention_gate::AttentionGate;
-pub use delta::{Delta, DeltaColumns, DeltaNorm};
+pub use delta::Delta;
+pub use delta_columns::DeltaColumns;
+pub use delta_norm::DeltaNorm;
 pub use embedding::Embedding;
 pub use experts::{ExpertActivation, ExpertLinear, ExpertsDown, ExpertsUp};
 pub use head::Head;

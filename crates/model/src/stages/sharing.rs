@@ -1,5 +1,5 @@
 //! Sequences in parts, on one rank or several (DeepSpeed-Ulysses, Jacobs et al. 2023): by token a part has some tokens of every sequence,
-//! and in attention some heads of whole sequences. Two stages around attention carry tensors from one division to the other, for all parts
+//! and in attention and the gated delta rule some heads of whole sequences. Stages around these carry tensors from one division to the other, for all parts
 //! of a rank at once.
 
 use super::qkv_tensors::{QkvTensors, views, views_mut};
@@ -18,20 +18,29 @@ const CAME: &str = "pieces of heads have come before they are read";
 pub(super) const EACH: &str = "each part has its own";
 const ALIKE: &str = "all parts of a sequence want the same outputs";
 
-/// Rows of a parameter's gradient that one part's heads add to, and how: a first contribution leaves the others 0.
+/// Rows of a parameter's gradient that one part's heads add to, and how; all of it where there are no parts.
 pub(super) fn gradient_of_heads<'a>(
     kernels: &Kernels,
-    (mut gradient, init): (Out<'a>, Init<'static>),
+    (gradient, init): (Out<'a>, Init<'static>),
     rows: Option<Range<usize>>,
 ) -> Result<(Out<'a>, Init<'static>)> {
     let Some(rows) = rows else {
         return Ok((gradient, init));
     };
+    let gradient = gradient_of_parts(kernels, (gradient, init))?;
+    Ok((gradient.rows(rows), Init::Accumulate))
+}
+
+/// A parameter's gradient that parts add to, each to rows of its own: a first contribution leaves the others 0.
+pub(super) fn gradient_of_parts<'a>(
+    kernels: &Kernels,
+    (mut gradient, init): (Out<'a>, Init<'static>),
+) -> Result<Out<'a>> {
     if matches!(init, Init::Overwrite) {
         let out = gradient.reborrow();
         kernels.run(Fill { out, value: 0.0 })?;
     }
-    Ok((gradient.rows(rows), Init::Accumulate))
+    Ok(gradient)
 }
 
 /// Carries queries, keys and values from tokens to heads: q `[b s, heads d]` becomes `[b n s, heads d / n]` for each of `n` parts, which
@@ -372,7 +381,7 @@ impl SharingRanks {
     }
 
     /// The columns of a part's heads of each tensor, and where they stand among the part's own.
-    fn places_beside(
+    pub(super) fn places_beside(
         self,
         part: usize,
         tensors: &[Range<usize>],
