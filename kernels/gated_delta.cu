@@ -1,16 +1,19 @@
 // The gated delta rule (Yang et al. 2025), a chunk of tokens at a time.
 #include "logarithm.cuh"
-#include "reduce.cuh"
+#include "product.cuh"
 #include "sigmoid.cuh"
 
-// Tokens of a chunk, value columns of a block, and warps of a block.
+// Tokens of a chunk, queries of it in shared memory at a time, value columns of a block, and warps of a block.
 constexpr int CHUNK = 64;
+constexpr int QUERIES = 32;
 constexpr int VALUE_TILE = 32;
 constexpr int DELTA_WARPS = 8;
+constexpr int KEY_DIM_MAX = 128;
 
-// Distances between rows in shared memory, at which a warp reads a column without conflicts.
-constexpr int SCORE_STRIDE = CHUNK + 1;
-constexpr int TILE_STRIDE = VALUE_TILE + 1;
+// Distances between rows in shared memory, at which most factors of products are read without conflicts.
+constexpr int KEY_STRIDE = KEY_DIM_MAX + 4;
+constexpr int SCORE_STRIDE = CHUNK + 4;
+constexpr int TILE_STRIDE = VALUE_TILE + 8;
 
 // A layer of the gated delta rule. Of a row of `mixed`, `width` elements, queries of all heads come first, then keys, then values.
 template <typename T> struct Delta {
@@ -58,7 +61,8 @@ struct DeltaChunk {
 };
 
 // The gates of a chunk for a value head, in shared memory: `beta`, what is left of the state in front at each token and of each token
-// at the end, and each document's running sums of decays in f64, since they may be large and small differences of them count.
+// at the end, and each document's running sums of decays in f64, since they may be large and small differences of them count. Tokens
+// behind the sequence are of a document of their own, and leave nothing.
 struct Gates {
     SharedArray<float> beta, front, to_end;
     SharedArray<double> sums;
@@ -73,32 +77,31 @@ struct Gates {
 
     // All threads of the block take part, and may read when it is over.
     template <typename T> __device__ void find(const Delta<T> &of, const DeltaChunk &chunk, int head) const {
-        const int token = threadIdx.x;
+        const int token = threadIdx.x, first = int(chunk.first % of.seq);
         const size_t at = chunk.first + token;
         const bool exists = token < chunk.tokens;
-        if (exists) {
-            sums[token] = double(of.decay(of.gate(at, head), head));
-            beta[token] = widen(narrow<T>(sigmoid(widen(of.b[at * of.b_stride + head]))));
-            documents[token] = of.documents == nullptr ? 0 : of.documents[at];
+        const int document = !exists ? -1 : of.documents == nullptr ? 0 : of.documents[at];
+        if (token < CHUNK) {
+            documents[token] = document;
+            sums[token] = exists ? double(of.decay(of.gate(at, head), head)) : 0.0;
+            beta[token] = exists ? widen(narrow<T>(sigmoid(widen(of.b[at * of.b_stride + head])))) : 0.0f;
         }
         __syncthreads();
-        if (token == 0) {
-            const int first = int(chunk.first % of.seq);
-            double sum = 0.0;
-            for (int i = 0; i < chunk.tokens; i++) {
-                const double own = sums[i];
-                const int document = documents[i];
-                sum = document == first + i ? own : sum + own;
-                sums[i] = sum;
-            }
+        // From its document's first token in the chunk on.
+        double sum = 0.0;
+        for (int i = document > first ? document - first : 0; exists && i <= token; i++) {
+            const double own = sums[i];
+            sum += own;
         }
         __syncthreads();
-        if (exists) {
-            const double sum = sums[token];
+        if (token < CHUNK) {
+            sums[token] = sum;
             // Whether the token's document began before the chunk.
-            const int document = documents[token];
-            front[token] = document < int(chunk.first % of.seq) ? expf(float(sum)) : 0.0f;
-            to_end[token] = decay(chunk.tokens - 1, token);
+            front[token] = exists && document < first ? expf(float(sum)) : 0.0f;
+        }
+        __syncthreads();
+        if (token < CHUNK) {
+            to_end[token] = exists ? decay(chunk.tokens - 1, token) : 0.0f;
         }
         __syncthreads();
     }
@@ -114,147 +117,248 @@ __device__ inline Gates shared_gates() {
     return {betas, fronts, to_ends, sums, of_documents};
 }
 
-// A warp writes a normed row of queries or keys, times `factor`, to shared memory.
+// A warp writes a normed row of queries or keys, times `factor`, to shared memory, and zeros where there is none. Its scale.
 template <typename T>
-__device__ void load_normed(SharedArray<float> shared, int place, const T *x, int width, float factor) {
+__device__ float load_normed(SharedArray<float> shared, int place, const T *x, int width, float factor) {
     float squares = 0.0f;
     for (int column = threadIdx.x % WARP; column < width; column += WARP) {
         squares += widen(x[column]) * widen(x[column]);
     }
     const float scale = factor / sqrtf(warp_reduce(squares, Sum()) + 1e-6f);
-    for (int column = threadIdx.x % WARP; column < width; column += WARP) {
-        shared[place + column] = widen(x[column]) * scale;
+    for (int column = threadIdx.x % WARP; column < KEY_DIM_MAX; column += WARP) {
+        shared[place + column] = column < width ? widen(x[column]) * scale : 0.0f;
     }
+    return scale;
 }
 
-// The product of rows of shared memory, elements `a_step` and `b_step` apart.
-__device__ inline float shared_dot(SharedArray<float> shared, int a, int b, int n, int a_step = 1, int b_step = 1) {
-    float sum = 0.0f;
-    for (int i = 0; i < n; i++) {
-        const float x = shared[a + i * a_step], y = shared[b + i * b_step];
-        sum += x * y;
-    }
-    return sum;
-}
-
-// A block with a tile of a value head's columns, which no others change. First in shared memory is the tile of the state, or of its
-// gradient, then keys, scores, and a row of each token's columns, N or dN.
-template <typename T> struct DeltaTile {
+// What all kernels know of a chunk, first in shared memory: its keys, and a matrix with P, and above its diagonal A, later the inverse of
+// 1 + A, transposed.
+template <typename T> struct ChunkScores {
     const Delta<T> &of;
     SharedArray<float> shared;
     Gates gates;
-    int head, column, columns;
+
+    __device__ int key(int token) const { return token * KEY_STRIDE; }
+    __device__ int score(int row, int column) const { return key(CHUNK) + row * SCORE_STRIDE + column; }
+    __device__ int end() const { return score(CHUNK, 0); }
+    // Columns of keys, and zeros up to whole steps of a product.
+    __device__ int depth() const { return (of.key_dim + 15) / 16 * 16; }
+
+    __device__ float load_key(const DeltaChunk &chunk, int head, int token) const {
+        return load_normed(shared, key(token), of.key(chunk.first + token, head), token < chunk.tokens ? of.key_dim : 0, 1.0f);
+    }
+    __device__ float load_query(const DeltaChunk &chunk, int head, int token, int place) const {
+        const int width = token < chunk.tokens ? of.key_dim : 0;
+        return load_normed(shared, place, of.query(chunk.first + token, head), width, 1.0f / sqrtf(float(of.key_dim)));
+    }
+    __device__ auto keys() const {
+        return [this](int token, int k) -> float { return shared[key(token) + k]; };
+    }
+    __device__ auto keys_transposed() const {
+        return [this](int k, int token) -> float { return shared[key(token) + k]; };
+    }
+    // Rows of shared memory.
+    __device__ auto rows(int first, int stride) const {
+        return [=](int row, int column) -> float { return shared[first + row * stride + column]; };
+    }
+    __device__ float p(int token, int from) const { return from <= token ? float(shared[score(token, from)]) : 0.0f; }
+    __device__ float inverse(int token, int from) const {
+        return from < token ? float(shared[score(from, token)]) : from == token ? 1.0f : 0.0f;
+    }
+
+    // A, of 16 x 32 each warp, and its inverse. All threads of the block take part, and may read when it is over.
+    __device__ void find_inverse() const {
+        const int warp = threadIdx.x / WARP, row = warp / 2 * 16, column = warp % 2 * 32;
+        float sums[1][4][4] = {};
+        add_product(T(), Parts<1, 1>(), sums, row, column, 0, depth(), keys(), keys_transposed());
+        for_sums(sums, row, column, [&](int token, int from, float sum) {
+            if (from < token) {
+                const float beta = gates.beta[token];
+                shared[score(from, token)] = beta * sum * gates.decay(token, from);
+            }
+        });
+        __syncthreads();
+        invert_blocks();
+        join<16>();
+        join<32>();
+    }
+    // Of the blocks of 16 on the diagonal, a column a thread, from the diagonal down.
+    __device__ void invert_blocks() const {
+        const int column = threadIdx.x, left = column < CHUNK ? 16 - column % 16 : 0;
+        float own[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            own[i] = i == 0 ? 1.0f : 0.0f;
+#pragma unroll
+            for (int k = 0; k < i; k++) {
+                const float a = i < left ? float(shared[score(column + k, column + i)]) : 0.0f;
+                own[i] -= a * own[k];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 1; i < 16; i++) {
+            if (i < left) {
+                shared[score(column, column + i)] = own[i];
+            }
+        }
+        __syncthreads();
+    }
+    // Of blocks whose halves are inverted: what is between these becomes -(1 + A'')^-1 A (1 + A')^-1.
+    template <int HALF> __device__ void join() const {
+        constexpr int ACROSS = HALF / 8, TILES = ACROSS * (HALF / 16);
+        const int warp = threadIdx.x / WARP, first = warp / TILES * 2 * HALF, middle = first + HALF;
+        const int row = middle + warp % TILES / ACROSS * 16, column = first + warp % ACROSS * 8;
+        const bool takes_part = first < CHUNK;
+        const auto between = [this](int token, int from) -> float { return shared[score(from, token)]; };
+        const auto inverted = [this](int token, int from) { return inverse(token, from); };
+        const auto store = [&](int token, int from, float sum) { shared[score(from, token)] = sum; };
+        float sums[1][1][4] = {}, joined[1][1][4] = {};
+        if (takes_part) {
+            add_product(float(), Parts<1, 1>(), sums, row, column, first, middle, between, inverted);
+        }
+        __syncthreads();
+        if (takes_part) {
+            for_sums(sums, row, column, store);
+        }
+        __syncthreads();
+        if (takes_part) {
+            const auto negative = [this](int token, int from) { return -inverse(token, from); };
+            add_product(float(), Parts<1, 1>(), joined, row, column, middle, middle + HALF, negative, between);
+        }
+        __syncthreads();
+        if (takes_part) {
+            for_sums(joined, row, column, store);
+        }
+        __syncthreads();
+    }
+    // P of a warp's 16 tokens, whose queries lie from `query` on, and of 8 N that they may see.
+    template <int N> __device__ void find_p(int row, int column, int query) const {
+        float sums[1][N][4] = {};
+        add_product(T(), Parts<1, 1>(), sums, 0, column, 0, depth(), rows(query, KEY_STRIDE), keys_transposed());
+        for_sums(sums, row, column, [&](int token, int from, float sum) {
+            if (from <= token) {
+                shared[score(token, from)] = sum * gates.decay(token, from);
+            }
+        });
+    }
+};
+
+// A block with a tile of a value head's columns, which no others change. Behind keys and scores are the tile of the state, or of its
+// gradient, a row of each token's columns, N or dR, and some queries. A warp has 16 tokens and 16 columns.
+template <typename T> struct DeltaTile : ChunkScores<T> {
+    using ChunkScores<T>::of;
+    using ChunkScores<T>::shared;
+    using ChunkScores<T>::gates;
+    int head, column, columns, warp, own_token, own_column;
 
     __device__ DeltaTile(const Delta<T> &of, SharedArray<float> shared, const Gates &gates)
-        : of(of), shared(shared), gates(gates), head(blockIdx.x % of.value_heads), column(blockIdx.y * VALUE_TILE),
-          columns(of.value_dim - column < VALUE_TILE ? of.value_dim - column : VALUE_TILE) {}
+        : ChunkScores<T>{of, shared, gates}, head(blockIdx.x % of.value_heads), column(blockIdx.y * VALUE_TILE),
+          columns(of.value_dim - column < VALUE_TILE ? of.value_dim - column : VALUE_TILE), warp(threadIdx.x / WARP),
+          own_token(warp / 2 * 16), own_column(warp % 2 * 16) {}
 
     __device__ size_t sequence() const { return blockIdx.x / of.value_heads; }
-    __device__ int key(int token) const { return of.key_dim * VALUE_TILE + token * (of.key_dim + 1); }
-    __device__ int scores(int token) const { return key(CHUNK) + token * SCORE_STRIDE; }
-    __device__ int row(int token) const { return scores(CHUNK) + token * TILE_STRIDE; }
-    __device__ int end() const { return row(CHUNK); }
+    __device__ int state(int k) const { return this->end() + k * TILE_STRIDE; }
+    __device__ int row(int token) const { return state(KEY_DIM_MAX) + token * TILE_STRIDE; }
+    __device__ int query(int place) const { return row(CHUNK) + place * KEY_STRIDE; }
+    __device__ auto states() const { return this->rows(state(0), TILE_STRIDE); }
+    __device__ auto values() const { return this->rows(row(0), TILE_STRIDE); }
 
     // The tile of a state, or zeros.
-    __device__ void load_state(const float *state) const {
-        const float *const own = state + column;
-        for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
-            const bool is_there = state != nullptr && i % VALUE_TILE < columns;
-            shared[i] = is_there ? own[size_t(i / VALUE_TILE) * of.value_dim + i % VALUE_TILE] : 0.0f;
+    __device__ void load_state(const float *from) const {
+        for (int i = threadIdx.x; i < KEY_DIM_MAX * VALUE_TILE; i += blockDim.x) {
+            const int k = i / VALUE_TILE, own = i % VALUE_TILE;
+            const bool is_there = from != nullptr && k < of.key_dim && own < columns;
+            shared[state(k) + own] = is_there ? from[size_t(k) * of.value_dim + column + own] : 0.0f;
         }
     }
-    // The place of the head's state, by its number among states of all heads; none where there are no states.
-    template <typename U> __device__ U *state_of(U *states, size_t number) const {
+    // The head's state of a number among those of all heads; none where there are no states.
+    template <typename F> __device__ F *state_of(F *states, size_t number) const {
         return states == nullptr ? nullptr : states + (number * of.value_heads + head) * of.key_dim * of.value_dim;
     }
     // Keys and gates. All threads of the block take part, and may read when it is over.
     __device__ void load(const DeltaChunk &chunk) const {
         __syncthreads();
-        for (int token = threadIdx.x / WARP; token < chunk.tokens; token += DELTA_WARPS) {
-            load_normed(shared, key(token), of.key(chunk.first + token, head), of.key_dim, 1.0f);
+        for (int token = warp; token < CHUNK; token += DELTA_WARPS) {
+            this->load_key(chunk, head, token);
         }
         gates.find(of, chunk, head);
     }
-    __device__ void load_query(const DeltaChunk &chunk, int token, int place) const {
-        load_normed(shared, place, of.query(chunk.first + token, head), of.key_dim, 1.0f / sqrtf(float(of.key_dim)));
+    // Some queries, and P of them: 16 x 16 each warp. All threads of the block take part, and may read when it is over.
+    __device__ void load_queries(const DeltaChunk &chunk, int first) const {
+        __syncthreads();
+        for (int i = warp; i < QUERIES; i += DELTA_WARPS) {
+            this->load_query(chunk, head, first + i, query(i));
+        }
+        __syncthreads();
+        const int own = warp / 4 * 16;
+        this->template find_p<2>(first + own, warp % 4 * 16, query(own));
+        __syncthreads();
     }
-    __device__ void store_state(float *state) const {
-        float *const own = state + column;
+    __device__ void store_state(float *to) const {
+        float *const own = to + column;
         for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
             if (i % VALUE_TILE < columns) {
-                own[size_t(i / VALUE_TILE) * of.value_dim + i % VALUE_TILE] = shared[i];
+                own[size_t(i / VALUE_TILE) * of.value_dim + i % VALUE_TILE] = shared[state(i / VALUE_TILE) + i % VALUE_TILE];
             }
         }
     }
-    // A, in rows `step` apart whose elements are `from_step` apart.
-    __device__ void find_a(const DeltaChunk &chunk, int step, int from_step) const {
-        for (int i = threadIdx.x; i < CHUNK * CHUNK; i += blockDim.x) {
-            const int token = i / CHUNK, from = i % CHUNK;
-            if (token < chunk.tokens && from < token) {
-                const float product = shared_dot(shared, key(token), key(from), of.key_dim), beta = gates.beta[token];
-                shared[scores(0) + token * step + from * from_step] = beta * product * gates.decay(token, from);
-            }
+    // The state times `factor`, and the product of rows of `count` keys or queries, from `place` on, and of tokens' values.
+    template <typename Values> __device__ void add_to_state(float factor, int place, int count, const Values &values) const {
+        const auto transposed = [&](int k, int token) -> float { return shared[place + token * KEY_STRIDE + k]; };
+        if (const int k = warp * 16; k < of.key_dim) {
+            float sums[1][VALUE_TILE / 8][4] = {};
+            add_product(T(), Parts<1, 1>(), sums, k, 0, 0, count, transposed, values);
+            for_sums(sums, k, 0, [&](int k, int own, float sum) {
+                const float before = shared[state(k) + own];
+                shared[state(k) + own] = factor * before + sum;
+            });
         }
     }
-    // A lane's scores of a query.
-    __device__ void find_scores(int token, int query, int place) const {
-        const int thread = threadIdx.x;
-        for (int from = thread % WARP; from <= token; from += WARP) {
-            shared[place + from] = shared_dot(shared, query, key(from), of.key_dim) * gates.decay(token, from);
-        }
+    __device__ float value(const DeltaChunk &chunk, int token, int own) const {
+        return token < chunk.tokens && own < columns ? widen(of.value(chunk.first + token, head)[column + own]) : 0.0f;
     }
-    // The product of a row of queries or keys and of a column of the state.
-    __device__ float times_state(int place, int own) const { return shared_dot(shared, place, own, of.key_dim, 1, VALUE_TILE); }
     __device__ size_t output(size_t token) const { return (token * of.value_heads + head) * of.value_dim + column; }
 };
 
-// `N` of a chunk with the state in front: (1 + A) N = R, a column a lane.
+// `N` of a chunk with the state in front: (1 + A) N = R.
 template <typename T> __device__ void solve(const DeltaTile<T> &tile, const DeltaChunk &chunk) {
     const SharedArray<float> shared = tile.shared;
-    for (int i = threadIdx.x; i < chunk.tokens * VALUE_TILE; i += blockDim.x) {
-        const int token = i / VALUE_TILE, own = i % VALUE_TILE;
-        const float v = own < tile.columns ? widen(tile.of.value(chunk.first + token, tile.head)[tile.column + own]) : 0.0f;
+    const int token = tile.own_token, column = tile.own_column;
+    const auto store = [&](int token, int own, float sum) { shared[tile.row(token) + own] = sum; };
+    float of_state[1][2][4] = {}, n[1][2][4] = {};
+    add_product(T(), Parts<1, 2>(), of_state, token, column, 0, tile.depth(), tile.keys(), tile.states());
+    for_sums(of_state, token, column, [&](int token, int own, float sum) {
         const float beta = tile.gates.beta[token], front = tile.gates.front[token];
-        shared[tile.row(token) + own] = beta * (v - front * tile.times_state(tile.key(token), own));
-    }
+        store(token, own, beta * (tile.value(chunk, token, own) - front * sum));
+    });
     __syncthreads();
-    const int lane = threadIdx.x % WARP;
-    for (int token = 1; threadIdx.x < WARP && token < chunk.tokens; token++) {
-        float sum = shared[tile.row(token) + lane];
-        for (int from = 0; from < token; from++) {
-            const float factor = shared[tile.scores(token) + from], before = shared[tile.row(from) + lane];
-            sum -= factor * before;
-        }
-        shared[tile.row(token) + lane] = sum;
-    }
+    const auto inverse = [&](int token, int from) { return tile.inverse(token, from); };
+    add_product(T(), Parts<2, 2>(), n, token, column, 0, token + 16, inverse, tile.values());
+    __syncthreads();
+    for_sums(n, token, column, store);
     __syncthreads();
 }
 
-// O = e Q S + P N: a token a warp, a column a lane.
+// O = e Q S + P N, some queries at a time: 16 tokens and 8 columns each warp.
 template <typename T> __device__ void store_outputs(T *out, const DeltaTile<T> &tile, const DeltaChunk &chunk) {
-    const SharedArray<float> shared = tile.shared;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    // A query for each warp, then its scores.
-    const int query = tile.end() + warp * tile.of.key_dim, p = tile.end() + DELTA_WARPS * tile.of.key_dim + warp * CHUNK;
-    for (int token = warp; token < chunk.tokens; token += DELTA_WARPS) {
-        tile.load_query(chunk, token, query);
-        __syncwarp();
-        tile.find_scores(token, query, p);
-        __syncwarp();
-        const float front = tile.gates.front[token];
-        float sum = front * tile.times_state(query, lane);
-        for (int from = 0; from <= token; from++) {
-            const float score = shared[p + from], before = shared[tile.row(from) + lane];
-            sum += score * before;
-        }
-        if (lane < tile.columns) {
-            out[tile.output(chunk.first + token) + lane] = narrow<T>(sum);
-        }
-        __syncwarp();
+    const auto p = [&](int token, int from) { return tile.p(token, from); };
+    for (int first = 0; first < chunk.tokens; first += QUERIES) {
+        tile.load_queries(chunk, first);
+        const int own = tile.warp / 4 * 16, column = tile.warp % 4 * 8, token = first + own;
+        float sums[1][1][4] = {};
+        add_product(T(), Parts<1, 2>(), sums, own, column, 0, tile.depth(), tile.rows(tile.query(0), KEY_STRIDE), tile.states());
+        for_sums(sums, token, column, [&](int token, int, float &sum) { sum *= tile.gates.front[token]; });
+        add_product(T(), Parts<1, 1>(), sums, token, column, 0, token + 16, p, tile.values());
+        for_sums(sums, token, column, [&](int token, int own, float sum) {
+            if (token < chunk.tokens && own < tile.columns) {
+                out[tile.output(chunk.first + token) + own] = narrow<T>(sum);
+            }
+        });
     }
 }
 
-// A block goes through a segment of a sequence, from `first_states [sequences, stride of states, ...]`, which are zero if there are none.
+// A block goes through a segment of a sequence, from `first_states`, `first_stride` of them a sequence, or from zeros.
 template <typename T>
 __device__ void gated_delta(T *out, float *states, const float *first_states, size_t first_stride, const Segment &segment,
                             const Delta<T> &of) {
@@ -268,91 +372,47 @@ __device__ void gated_delta(T *out, float *states, const float *first_states, si
         if (states != nullptr && segment.has_state(index)) {
             tile.store_state(tile.state_of(states, segment.state(tile.sequence(), index)));
         }
-        tile.find_a(chunk, SCORE_STRIDE, 1);
+        tile.find_inverse();
         solve(tile, chunk);
         if (out != nullptr) {
             store_outputs(out, tile, chunk);
         }
         __syncthreads();
         const float all = gates.front[chunk.tokens - 1];
-        for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
-            const float state = shared[i];
-            float sum = all * state;
-            for (int token = 0; token < chunk.tokens; token++) {
-                const float kept = gates.to_end[token], key = shared[tile.key(token) + i / VALUE_TILE];
-                const float value = shared[tile.row(token) + i % VALUE_TILE];
-                sum += kept * key * value;
-            }
-            shared[i] = sum;
-        }
+        tile.add_to_state(all, tile.key(0), CHUNK, [&](int token, int own) {
+            const float kept = gates.to_end[token], value = shared[tile.row(token) + own];
+            return kept * value;
+        });
     }
 }
 
-// dO behind the rows of dN, r K dS in these, and A transposed, above the diagonal.
-template <typename T> __device__ void begin_back(const T *dout, const DeltaTile<T> &tile, const DeltaChunk &chunk) {
-    tile.find_a(chunk, 1, SCORE_STRIDE);
-    for (int i = threadIdx.x; i < chunk.tokens * VALUE_TILE; i += blockDim.x) {
-        const int token = i / VALUE_TILE, own = i % VALUE_TILE;
-        const float gradient = own < tile.columns ? widen(dout[tile.output(chunk.first + token) + own]) : 0.0f;
-        tile.shared[tile.end() + token * TILE_STRIDE + own] = gradient;
-        const float to_end = tile.gates.to_end[token];
-        tile.shared[tile.row(token) + own] = to_end * tile.times_state(tile.key(token), own);
-    }
-    __syncthreads();
-}
-
-// dS = e^(c_C) dS + (e Q)^T dO, some queries at a time, and P.
-template <typename T> __device__ void add_queries(const DeltaTile<T> &tile, const DeltaChunk &chunk) {
+// dR of a chunk in the rows: dN = P^T dO + r K dS, and (1 + A)^T dR = dN. On the way dS = e^(c_C) dS + (e Q)^T dO.
+template <typename T> __device__ void solve_back(const T *dout, const DeltaTile<T> &tile, const DeltaChunk &chunk) {
     const SharedArray<float> shared = tile.shared;
-    const int width = tile.of.key_dim, gradients = tile.end(), queries = gradients + CHUNK * TILE_STRIDE;
-    const float all = tile.gates.front[chunk.tokens - 1];
-    for (int i = threadIdx.x; i < width * VALUE_TILE; i += blockDim.x) {
-        const float state = shared[i];
-        shared[i] = all * state;
+    const int token = tile.own_token, column = tile.own_column;
+    const auto gradient = [&](int token, int own) {
+        return token < chunk.tokens && own < tile.columns ? widen(dout[tile.output(chunk.first + token) + own]) : 0.0f;
+    };
+    float dn[1][2][4] = {}, dr[1][2][4] = {};
+    add_product(T(), Parts<1, 2>(), dn, token, column, 0, tile.depth(), tile.keys(), tile.states());
+    for_sums(dn, token, column, [&](int token, int, float &sum) { sum *= tile.gates.to_end[token]; });
+    for (int first = 0; first < CHUNK; first += QUERIES) {
+        tile.load_queries(chunk, first);
+        const float all = tile.gates.front[chunk.tokens - 1];
+        tile.add_to_state(first == 0 ? all : 1.0f, tile.query(0), QUERIES, [&](int place, int own) {
+            const float front = tile.gates.front[first + place];
+            return front * gradient(first + place, own);
+        });
     }
-    for (int first = 0; first < chunk.tokens; first += DELTA_WARPS) {
-        const int warp = threadIdx.x / WARP, token = first + warp;
-        if (token < chunk.tokens) {
-            tile.load_query(chunk, token, queries + warp * width);
-            __syncwarp();
-            tile.find_scores(token, queries + warp * width, tile.scores(token));
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < width * VALUE_TILE; i += blockDim.x) {
-            const float state = shared[i];
-            float sum = state;
-            for (int other = 0; other < DELTA_WARPS && first + other < chunk.tokens; other++) {
-                const float front = tile.gates.front[first + other], query = shared[queries + other * width + i / VALUE_TILE];
-                const float gradient = shared[gradients + (first + other) * TILE_STRIDE + i % VALUE_TILE];
-                sum += front * query * gradient;
-            }
-            shared[i] = sum;
-        }
-        __syncthreads();
-    }
-}
-
-// dN = P^T dO + r K dS, then (1 + A)^T dR = dN, a column a lane.
-template <typename T> __device__ void solve_back(const DeltaTile<T> &tile, const DeltaChunk &chunk) {
-    const SharedArray<float> shared = tile.shared;
-    for (int i = threadIdx.x; i < chunk.tokens * VALUE_TILE; i += blockDim.x) {
-        const int from = i / VALUE_TILE, own = i % VALUE_TILE;
-        float sum = shared[tile.row(from) + own];
-        for (int token = from; token < chunk.tokens; token++) {
-            const float score = shared[tile.scores(token) + from], gradient = shared[tile.end() + token * TILE_STRIDE + own];
-            sum += score * gradient;
-        }
-        shared[tile.row(from) + own] = sum;
-    }
+    const auto p = [&](int from, int token) { return tile.p(token, from); };
+    const auto inverse = [&](int from, int token) { return tile.inverse(token, from); };
+    const auto store = [&](int token, int own, float sum) { shared[tile.row(token) + own] = sum; };
+    add_product(T(), Parts<1, 1>(), dn, token, column, token, CHUNK, p, gradient);
+    for_sums(dn, token, column, store);
     __syncthreads();
-    const int lane = threadIdx.x % WARP;
-    for (int token = chunk.tokens - 1; threadIdx.x < WARP && token > 0; token--) {
-        const float own = shared[tile.row(token) + lane];
-        for (int from = 0; from < token; from++) {
-            const float factor = shared[tile.scores(from) + token], before = shared[tile.row(from) + lane];
-            shared[tile.row(from) + lane] = before - factor * own;
-        }
-    }
+    add_product(T(), Parts<2, 2>(), dr, token, column, token, CHUNK, inverse, tile.values());
+    __syncthreads();
+    for_sums(dr, token, column, store);
     __syncthreads();
 }
 
@@ -370,9 +430,8 @@ __device__ void gated_delta_states(T *dmixed, float *dstates, float *between, co
         const DeltaChunk chunk(of, tile.sequence(), segment.first + segment.count - 1 - behind);
         tile.load(chunk);
         tile.store_state(tile.state_of(dstates, segment.state(tile.sequence(), chunk.index)));
-        begin_back(dout, tile, chunk);
-        add_queries(tile, chunk);
-        solve_back(tile, chunk);
+        tile.find_inverse();
+        solve_back(dout, tile, chunk);
         for (int i = threadIdx.x; i < chunk.tokens * VALUE_TILE; i += blockDim.x) {
             const int token = i / VALUE_TILE, own = i % VALUE_TILE;
             const float beta = gates.beta[token], dr = shared[tile.row(token) + own];
@@ -381,307 +440,285 @@ __device__ void gated_delta_states(T *dmixed, float *dstates, float *between, co
             }
         }
         // dS -= (e K)^T dV.
-        for (int i = threadIdx.x; i < of.key_dim * VALUE_TILE; i += blockDim.x) {
-            const float state = shared[i];
-            float sum = state;
-            for (int token = 0; token < chunk.tokens; token++) {
-                const float front = gates.front[token], beta = gates.beta[token], key = shared[tile.key(token) + i / VALUE_TILE];
-                const float dr = shared[tile.row(token) + i % VALUE_TILE];
-                sum -= front * key * beta * dr;
-            }
-            shared[i] = sum;
-        }
+        tile.add_to_state(1.0f, tile.key(0), CHUNK, [&](int token, int own) {
+            const float front = gates.front[token], beta = gates.beta[token], dr = shared[tile.row(token) + own];
+            return -front * beta * dr;
+        });
     }
     if (segment.first > 0) {
+        __syncthreads();
         tile.store_state(between_of_head);
     }
 }
 
 // Value columns at a time of `gated_delta_gradients`, and the distance between rows of them.
-constexpr int NARROW_TILE = 4;
-constexpr int NARROW_STRIDE = NARROW_TILE + 1;
+constexpr int NARROW_TILE = 16;
+constexpr int NARROW_STRIDE = NARROW_TILE + 4;
 
-// Threads that share a row of a chunk, key columns of each, and scores of each.
-constexpr int ROW_THREADS = DELTA_WARPS * WARP / CHUNK;
-constexpr int KEY_DIM_MAX = 128;
-constexpr int OWN_KEYS = KEY_DIM_MAX / ROW_THREADS;
-constexpr int OWN_SCORES = CHUNK * CHUNK / (DELTA_WARPS * WARP);
+// Sixteens of a chunk's tokens.
+constexpr int SIXTEENS = CHUNK / 16;
 
-// The sum over the threads of a row.
-__device__ inline float sum_of_row(float x) {
-#pragma unroll
-    for (int distance = ROW_THREADS / 2; distance > 0; distance /= 2) {
-        x += __shfl_xor_sync(WHOLE_WARP, x, distance);
+// Value columns of the states of a head, and of rows of a tensor of tokens, from `first` on.
+template <typename T> struct ChunkValues {
+    const float *states, *dstates;
+    const T *v, *dout;
+    size_t v_stride, dout_stride;
+    int tokens, key_dim, value_dim, first;
+
+    __device__ float of_state(const float *states, int k, int own) const {
+        return k < key_dim && first + own < value_dim ? states[size_t(k) * value_dim + first + own] : 0.0f;
     }
-    return x;
-}
-
-// A block's chunk of a key head. A row of the chunk has some threads, each with some of its key columns and, of a tile, a value column.
-template <typename T> struct ChunkGradients {
-    const Delta<T> &of;
-    SharedArray<float> shared;
-    Gates gates;
-    Segment segment;
-    DeltaChunk chunk;
-    int thread, row, lane, first_head;
-    bool exists;
-    float dq[OWN_KEYS] = {}, dk[OWN_KEYS] = {};
-    // For one value head: gradients of A and P, of the row's `beta`, of its factor at the end, and of the state.
-    float da[OWN_SCORES], dp[OWN_SCORES];
-    float beta, front, to_end, dbeta, of_front, of_end, of_state;
-
-    __device__ ChunkGradients(const Delta<T> &of, SharedArray<float> shared, const Gates &gates, const Segment &segment)
-        : of(of), shared(shared), gates(gates), segment(segment),
-          chunk(of, blockIdx.x / segment.count, segment.first + blockIdx.x % segment.count), thread(threadIdx.x),
-          row(thread / ROW_THREADS), lane(thread % ROW_THREADS), first_head(blockIdx.y * (of.value_heads / of.key_heads)),
-          exists(row < chunk.tokens) {}
-
-    // Keys, queries; P, and above its diagonal the inverse of 1 + A transposed; tiles of the state and its gradient, of N, R / beta, dO and dR.
-    __device__ int key(int token) const { return token * (of.key_dim + 1); }
-    __device__ int query(int token) const { return key(CHUNK + token); }
-    __device__ int score(int token, int from) const { return query(CHUNK) + token * SCORE_STRIDE + from; }
-    __device__ int state(int k) const { return score(CHUNK, 0) + k * NARROW_STRIDE; }
-    __device__ int dstate(int k) const { return state(of.key_dim + k); }
-    __device__ int n(int token) const { return dstate(of.key_dim) + token * NARROW_STRIDE; }
-    __device__ int rest(int token) const { return n(CHUNK + token); }
-    __device__ int dout(int token) const { return n(2 * CHUNK + token); }
-    __device__ int dn(int token) const { return n(3 * CHUNK + token); }
-
-    __device__ float root() const { return sqrtf(float(of.key_dim)); }
-    // The token and the one it sees of a thread's scores.
-    __device__ int token_of(int i) const { return (thread + i * DELTA_WARPS * WARP) / CHUNK; }
-    __device__ int from_of(int i) const { return (thread + i * DELTA_WARPS * WARP) % CHUNK; }
-
-    __device__ void load_keys() const;
-    __device__ void find_scores() const;
-    __device__ void invert() const;
-    __device__ void begin_head();
-    __device__ void load_tile(int head, int first, const T *dout_of_all, const float *states, const float *dstates);
-    __device__ void solve_tile(int head, int first);
-    __device__ void add_scores_of_tile();
-    __device__ void add_keys_of_tile();
-    __device__ float find_products();
-    __device__ void add_scores_to_keys();
-    __device__ void store_keys(T *dmixed) const;
+    __device__ float of_row(const T *x, size_t stride, int token, int own) const {
+        return token < tokens && first + own < value_dim ? widen(x[token * stride + first + own]) : 0.0f;
+    }
+    __device__ float in_front(int k, int own) const { return of_state(states, k, own); }
+    __device__ float behind(int k, int own) const { return of_state(dstates, k, own); }
+    __device__ float value(int token, int own) const { return of_row(v, v_stride, token, own); }
+    __device__ float gradient(int token, int own) const { return of_row(dout, dout_stride, token, own); }
 };
 
-template <typename T> __device__ void ChunkGradients<T>::load_keys() const {
-    for (int token = thread / WARP; token < chunk.tokens; token += DELTA_WARPS) {
-        load_normed(shared, key(token), of.key(chunk.first + token, first_head), of.key_dim, 1.0f);
-        load_normed(shared, query(token), of.query(chunk.first + token, first_head), of.key_dim, 1.0f / root());
-    }
-}
+// A block's chunk of a key head. A warp has 16 columns of the gradients of all its queries and keys, 16 rows and 32 columns of those of its
+// scores, and of a tile 16 tokens and 8 columns.
+template <typename T> struct ChunkGradients : ChunkScores<T> {
+    using ChunkScores<T>::of;
+    using ChunkScores<T>::shared;
+    using ChunkScores<T>::gates;
+    Segment segment;
+    DeltaChunk chunk;
+    int warp, first_head, own_key, own_token, own_from, own_column;
+    float dq[SIXTEENS][2][4] = {}, dk[SIXTEENS][2][4] = {};
+    // For one value head: gradients of A and P, and for each row those of `beta`, of the factor in front, by queries and by keys, and of
+    // that at the end.
+    float da[1][4][4], dp[1][4][4], dbeta[1][2], of_queries[SIXTEENS][2], of_keys[1][2], of_end[1][2];
 
-// P and A.
-template <typename T> __device__ void ChunkGradients<T>::find_scores() const {
-    for (int i = thread; i < CHUNK * CHUNK; i += blockDim.x) {
-        const int token = i / CHUNK, from = i % CHUNK;
-        if (token < chunk.tokens && from <= token) {
-            const float decay = gates.decay(token, from), own_beta = gates.beta[token];
-            shared[score(token, from)] = decay * shared_dot(shared, query(token), key(from), of.key_dim);
-            if (from < token) {
-                shared[score(from, token)] = own_beta * decay * shared_dot(shared, key(token), key(from), of.key_dim);
+    __device__ ChunkGradients(const Delta<T> &of, SharedArray<float> shared, const Gates &gates, const Segment &segment)
+        : ChunkScores<T>{of, shared, gates}, segment(segment),
+          chunk(of, blockIdx.x / segment.count, segment.first + blockIdx.x % segment.count), warp(threadIdx.x / WARP),
+          first_head(blockIdx.y * (of.value_heads / of.key_heads)), own_key(warp * 16), own_token(warp / 2 * 16),
+          own_from(warp % 2 * 32), own_column(warp % 2 * 8) {}
+
+    // Behind keys and scores: queries, and of a tile's columns R, then N, and dN, then dR. Sums over warps take their place.
+    __device__ int query(int token) const { return this->end() + token * KEY_STRIDE; }
+    __device__ int n(int token) const { return query(CHUNK) + token * NARROW_STRIDE; }
+    __device__ int dr(int token) const { return n(CHUNK + token); }
+    __device__ int sum(int part, int token) const { return n(0) + part * CHUNK + token; }
+
+    __device__ void load_keys(SharedArray<float> scales) const;
+    __device__ void begin_head();
+    __device__ float of_state(const ChunkValues<T> &values) const;
+    __device__ void solve_tile(const ChunkValues<T> &values);
+    __device__ void add_scores_of_tile(const ChunkValues<T> &values);
+    __device__ void add_keys_of_tile(const ChunkValues<T> &values);
+    __device__ void find_products();
+    __device__ void add_scores_to_keys();
+    __device__ void store_keys(T *dmixed, SharedArray<float> scales);
+
+    // Adds a factor times the sums of gradients along rows of queries or keys, which lie from `x` on.
+    __device__ void add_along(float (&sums)[SIXTEENS][2], float factor, const float (&gradients)[SIXTEENS][2][4], int x) const {
+#pragma unroll
+        for (int i = 0; i < SIXTEENS * 8; i++) {
+            const int token = i / 8 * 16 + lane_row(i % 4), k = own_key + i / 4 % 2 * 8 + lane_column(i % 4);
+            const float y = shared[x + token * KEY_STRIDE + k];
+            sums[i / 8][i % 4 / 2] += factor * y * gradients[i / 8][i / 4 % 2][i % 4];
+        }
+    }
+    template <int F> __device__ void store_sums(int part, int row, float (&own)[F][2]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * F; i++) {
+            const float sum = row_reduce(own[i / 2][i % 2], Sum());
+            if (threadIdx.x % 4 == 0) {
+                shared[this->sum(part, row + i / 2 * 16 + lane_row(i % 2 * 2))] = sum;
             }
         }
     }
-    __syncthreads();
-}
+    __device__ float sum_of(int first, int parts, int token) const {
+        float total = 0.0f;
+        for (int part = first; part < first + parts; part++) {
+            const float own = shared[sum(part, token)];
+            total += own;
+        }
+        return total;
+    }
+};
 
-// The inverse, row by row in the place of A: a column a thread.
-template <typename T> __device__ void ChunkGradients<T>::invert() const {
-    for (int token = 1; token < chunk.tokens; token++) {
-        float sum = 0.0f;
-        if (thread < token) {
-            const float own = shared[score(thread, token)];
-            sum = -own;
-            for (int from = thread + 1; from < token; from++) {
-                const float factor = shared[score(from, token)], before = shared[score(thread, from)];
-                sum -= factor * before;
-            }
+// `scales` are of queries, then of keys.
+template <typename T> __device__ void ChunkGradients<T>::load_keys(SharedArray<float> scales) const {
+    for (int token = warp; token < CHUNK; token += DELTA_WARPS) {
+        const float of_key = this->load_key(chunk, first_head, token);
+        const float of_query = this->load_query(chunk, first_head, token, query(token));
+        if (threadIdx.x % WARP == 0) {
+            scales[token] = of_query;
+            scales[CHUNK + token] = of_key;
         }
-        __syncthreads();
-        if (thread < token) {
-            shared[score(thread, token)] = sum;
-        }
-        __syncthreads();
     }
 }
 
 template <typename T> __device__ void ChunkGradients<T>::begin_head() {
 #pragma unroll
-    for (int i = 0; i < OWN_SCORES; i++) {
-        da[i] = dp[i] = 0.0f;
+    for (int i = 0; i < 16; i++) {
+        da[0][i / 4][i % 4] = dp[0][i / 4][i % 4] = 0.0f;
     }
-    dbeta = of_front = of_end = of_state = 0.0f;
-    beta = exists ? float(gates.beta[row]) : 0.0f;
-    front = exists ? float(gates.front[row]) : 0.0f;
-    to_end = exists ? float(gates.to_end[row]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * SIXTEENS; i++) {
+        of_queries[i / 2][i % 2] = of_keys[0][i % 2] = of_end[0][i % 2] = dbeta[0][i % 2] = 0.0f;
+    }
+    add_along(of_queries, -1.0f, dq, query(0));
 }
 
-template <typename T>
-__device__ void ChunkGradients<T>::load_tile(int head, int first, const T *dout_of_all, const float *states, const float *dstates) {
-    __syncthreads();
-    const size_t state_number = segment.state(chunk.sequence, chunk.index);
-    const size_t place = (state_number * of.value_heads + head) * of.key_dim * of.value_dim + first;
-    for (int i = thread; i < of.key_dim * NARROW_TILE; i += blockDim.x) {
-        const int k = i / NARROW_TILE, own = i % NARROW_TILE;
-        const bool is_there = first + own < of.value_dim;
-        const size_t at = place + size_t(k) * of.value_dim + own;
-        const float in_front = is_there ? states[at] : 0.0f, behind = is_there ? dstates[at] : 0.0f;
-        shared[state(k) + own] = in_front;
-        shared[dstate(k) + own] = behind;
-        of_state += in_front * behind;
+// The product of the state and its gradient.
+template <typename T> __device__ float ChunkGradients<T>::of_state(const ChunkValues<T> &values) const {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < of.key_dim * of.value_dim; i += blockDim.x) {
+        sum += values.states[i] * values.dstates[i];
     }
-    const bool is_there = exists && first + lane < of.value_dim;
-    const size_t at = ((chunk.first + row) * of.value_heads + head) * of.value_dim + first + lane;
-    shared[dout(row) + lane] = is_there ? widen(dout_of_all[at]) : 0.0f;
-    __syncthreads();
+    return block_sum(sum);
 }
 
-// N, and dR, by the inverse.
-template <typename T> __device__ void ChunkGradients<T>::solve_tile(int head, int first) {
-    float of_row = 0.0f, own_dn = 0.0f;
-    for (int k = 0; exists && k < of.key_dim; k++) {
-        const float own_key = shared[key(row) + k], in_front = shared[state(k) + lane], behind = shared[dstate(k) + lane];
-        of_row += own_key * in_front;
-        own_dn += own_key * behind;
-    }
-    own_dn *= to_end;
-    for (int token = row; token < chunk.tokens; token++) {
-        const float p = shared[score(token, row)], gradient = shared[dout(token) + lane];
-        own_dn += p * gradient;
-    }
-    const bool is_there = exists && first + lane < of.value_dim;
-    const float v = is_there ? widen(of.value(chunk.first + row, head)[first + lane]) : 0.0f;
-    const float own_rest = exists ? v - front * of_row : 0.0f;
-    shared[rest(row) + lane] = own_rest;
-    shared[dn(row) + lane] = exists ? own_dn : 0.0f;
+// N, and dR, by the inverse, and what N and dR give for `beta` and the decays.
+template <typename T> __device__ void ChunkGradients<T>::solve_tile(const ChunkValues<T> &values) {
+    const auto in_front = [&](int k, int own) { return values.in_front(k, own); };
+    const auto behind = [&](int k, int own) { return values.behind(k, own); };
+    const auto gradient = [&](int token, int own) { return values.gradient(token, own); };
+    const auto p = [&](int from, int token) { return this->p(token, from); };
+    float e_k_s[1][1][4] = {}, r_k_ds[1][1][4] = {}, dn[1][1][4] = {}, own_n[1][1][4] = {}, own_dr[1][1][4] = {};
+    add_product(T(), Parts<1, 2>(), e_k_s, own_token, own_column, 0, this->depth(), this->keys(), in_front);
+    add_product(T(), Parts<1, 2>(), r_k_ds, own_token, own_column, 0, this->depth(), this->keys(), behind);
+    add_product(T(), Parts<1, 1>(), dn, own_token, own_column, own_token, CHUNK, p, gradient);
+    const auto rest = [&](int i) { return values.value(own_token + lane_row(i), own_column + lane_column(i)) - e_k_s[0][0][i]; };
     __syncthreads();
-    float own_n = beta * own_rest, dr = exists ? own_dn : 0.0f;
-    for (int from = 0; exists && from < row; from++) {
-        const float factor = shared[score(from, row)], before = shared[rest(from) + lane], beta_before = gates.beta[from];
-        own_n += factor * beta_before * before;
-    }
-    for (int token = row + 1; token < chunk.tokens; token++) {
-        const float factor = shared[score(row, token)], behind = shared[dn(token) + lane];
-        dr += factor * behind;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int token = own_token + lane_row(i), own = own_column + lane_column(i);
+        const float beta = gates.beta[token], front = gates.front[token], to_end = gates.to_end[token];
+        e_k_s[0][0][i] *= front;
+        r_k_ds[0][0][i] *= to_end;
+        shared[n(token) + own] = beta * rest(i);
+        shared[dr(token) + own] = dn[0][0][i] + r_k_ds[0][0][i];
     }
     __syncthreads();
-    shared[n(row) + lane] = own_n;
-    shared[dn(row) + lane] = dr;
-    dbeta += dr * own_rest;
+    const auto inverse = [&](int token, int from) { return this->inverse(token, from); };
+    const auto transposed = [&](int from, int token) { return this->inverse(token, from); };
+    add_product(T(), Parts<2, 2>(), own_n, own_token, own_column, 0, own_token + 16, inverse, this->rows(n(0), NARROW_STRIDE));
+    add_product(T(), Parts<2, 2>(), own_dr, own_token, own_column, own_token, CHUNK, transposed, this->rows(dr(0), NARROW_STRIDE));
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int token = own_token + lane_row(i), own = own_column + lane_column(i);
+        const float beta = gates.beta[token], gradient = own_dr[0][0][i];
+        shared[n(token) + own] = own_n[0][0][i];
+        shared[dr(token) + own] = gradient;
+        dbeta[0][i / 2] += gradient * rest(i);
+        of_keys[0][i / 2] -= beta * gradient * e_k_s[0][0][i];
+        of_end[0][i / 2] += own_n[0][0][i] * r_k_ds[0][0][i];
+    }
     __syncthreads();
 }
 
 // Adds to dP = dO N^T and dA = -dR N^T.
-template <typename T> __device__ void ChunkGradients<T>::add_scores_of_tile() {
-#pragma unroll
-    for (int i = 0; i < OWN_SCORES; i++) {
-        const int token = token_of(i), from = from_of(i);
-        for (int own = 0; token < chunk.tokens && from <= token && own < NARROW_TILE; own++) {
-            const float value = shared[n(from) + own], gradient = shared[dout(token) + own], dr = shared[dn(token) + own];
-            dp[i] += gradient * value;
-            da[i] -= from < token ? dr * value : 0.0f;
-        }
-    }
+template <typename T> __device__ void ChunkGradients<T>::add_scores_of_tile(const ChunkValues<T> &values) {
+    const auto gradient = [&](int token, int own) { return values.gradient(token, own); };
+    const auto negative = [&](int token, int own) -> float { return -shared[dr(token) + own]; };
+    const auto transposed = [&](int own, int token) -> float { return shared[n(token) + own]; };
+    add_product(T(), Parts<1, 2>(), dp, own_token, own_from, 0, NARROW_TILE, gradient, transposed);
+    add_product(T(), Parts<2, 2>(), da, own_token, own_from, 0, NARROW_TILE, negative, transposed);
 }
 
-// Adds to dQ = e dO S^T, dK = -e dV S^T + r N dS^T, and to what these give for the decays.
-template <typename T> __device__ void ChunkGradients<T>::add_keys_of_tile() {
-#pragma unroll
-    for (int i = 0; i < OWN_KEYS; i++) {
-        const int k = lane + i * ROW_THREADS;
-        if (exists && k < of.key_dim) {
-            float qe = 0.0f, ke = 0.0f, kr = 0.0f;
-            for (int own = 0; own < NARROW_TILE; own++) {
-                const float in_front = shared[state(k) + own], behind = shared[dstate(k) + own];
-                const float gradient = shared[dout(row) + own], value = shared[n(row) + own], dr = shared[dn(row) + own];
-                qe += gradient * in_front;
-                ke -= beta * dr * in_front;
-                kr += value * behind;
-            }
-            const float own_query = shared[query(row) + k], own_key = shared[key(row) + k];
-            dq[i] += front * qe;
-            dk[i] += front * ke + to_end * kr;
-            of_front += front * (qe * own_query + ke * own_key);
-            of_end += to_end * kr * own_key;
-        }
-    }
+// Adds to dQ = e dO S^T, dK = -e dV S^T + r N dS^T.
+template <typename T> __device__ void ChunkGradients<T>::add_keys_of_tile(const ChunkValues<T> &values) {
+    const auto in_front = [&](int own, int k) { return values.in_front(k, own); };
+    const auto behind = [&](int own, int k) { return values.behind(k, own); };
+    const auto gradient = [&](int token, int own) {
+        const float front = gates.front[token];
+        return front * values.gradient(token, own);
+    };
+    const auto dv = [&](int token, int own) {
+        const float front = gates.front[token], beta = gates.beta[token], own_dr = shared[dr(token) + own];
+        return -front * beta * own_dr;
+    };
+    const auto kept = [&](int token, int own) {
+        const float to_end = gates.to_end[token], own_n = shared[n(token) + own];
+        return to_end * own_n;
+    };
+    add_product(T(), Parts<1, 2>(), dq, 0, own_key, 0, NARROW_TILE, gradient, in_front);
+    add_product(T(), Parts<1, 2>(), dk, 0, own_key, 0, NARROW_TILE, dv, in_front);
+    add_product(T(), Parts<1, 2>(), dk, 0, own_key, 0, NARROW_TILE, kept, behind);
 }
 
-// X = dA A + dP P in the place of the inverse, and dA A / beta in that of P.
-template <typename T> __device__ float ChunkGradients<T>::find_products() {
-    of_front = sum_of_row(of_front);
-    of_end = sum_of_row(of_end);
-    dbeta = sum_of_row(dbeta);
-    const float whole = block_sum(of_state) * gates.front[chunk.tokens - 1];
+// X = dA A + dP P in the place of the inverse, and dA A / beta in that of P; sums over rows.
+template <typename T> __device__ void ChunkGradients<T>::find_products() {
+    float products[1][4][4] = {};
+    add_product(T(), Parts<1, 1>(), products, own_token, own_from, 0, this->depth(), this->keys(), this->keys_transposed());
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < OWN_SCORES; i++) {
-        const int token = token_of(i), from = from_of(i);
-        if (token < chunk.tokens && from < token) {
-            const float product = shared_dot(shared, key(token), key(from), of.key_dim) * gates.decay(token, from);
-            const float p = shared[score(token, from)], own_beta = gates.beta[token];
-            shared[score(from, token)] = da[i] * own_beta * product + dp[i] * p;
-            shared[score(token, from)] = da[i] * product;
+    for (int i = 0; i < 16; i++) {
+        const int token = own_token + lane_row(i % 4), from = own_from + i / 4 * 8 + lane_column(i % 4);
+        if (from < token) {
+            const float product = products[0][i / 4][i % 4] * gates.decay(token, from), beta = gates.beta[token];
+            const float p = shared[this->score(token, from)], own_da = da[0][i / 4][i % 4];
+            shared[this->score(from, token)] = own_da * beta * product + dp[0][i / 4][i % 4] * p;
+            shared[this->score(token, from)] = own_da * product;
         }
     }
-    return whole;
+    // What the head has added to dQ, along Q.
+    add_along(of_queries, 1.0f, dq, query(0));
+    store_sums(warp, 0, of_queries);
+    store_sums(DELTA_WARPS + warp % 2, own_token, of_keys);
+    store_sums(DELTA_WARPS + 2 + warp % 2, own_token, of_end);
+    store_sums(DELTA_WARPS + 4 + warp % 2, own_token, dbeta);
+    __syncthreads();
 }
 
 // dQ += L K, dK += (M + M^T) K + L^T Q: L = dP D, and above its diagonal M = beta dA D transposed.
 template <typename T> __device__ void ChunkGradients<T>::add_scores_to_keys() {
 #pragma unroll
-    for (int i = 0; i < OWN_SCORES; i++) {
-        const int token = token_of(i), from = from_of(i);
-        if (token < chunk.tokens && from <= token) {
-            const float decay = gates.decay(token, from), own_beta = gates.beta[token];
-            shared[score(token, from)] = dp[i] * decay;
+    for (int i = 0; i < 16; i++) {
+        const int token = own_token + lane_row(i % 4), from = own_from + i / 4 * 8 + lane_column(i % 4);
+        if (from <= token) {
+            const float decay = gates.decay(token, from), beta = gates.beta[token];
+            shared[this->score(token, from)] = dp[0][i / 4][i % 4] * decay;
             if (from < token) {
-                shared[score(from, token)] = own_beta * da[i] * decay;
+                shared[this->score(from, token)] = beta * da[0][i / 4][i % 4] * decay;
             }
         }
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < OWN_KEYS; i++) {
-        const int k = lane + i * ROW_THREADS;
-        for (int other = 0; exists && k < of.key_dim && other < chunk.tokens; other++) {
-            const float of_key = shared[key(other) + k], of_query = shared[query(other) + k];
-            const float low = shared[score(row, other)], high = shared[score(other, row)];
-            // Below the diagonal L of this row and M of it; above, L and M of the others.
-            dq[i] += other <= row ? low * of_key : 0.0f;
-            dk[i] += other < row ? high * of_key : other == row ? low * of_query : high * of_query + low * of_key;
-        }
-    }
+    const auto l = [&](int token, int from) { return this->p(token, from); };
+    const auto l_transposed = [&](int from, int token) { return this->p(token, from); };
+    const auto m = [&](int token, int other) -> float {
+        const int at = token < other ? this->score(token, other) : this->score(other, token);
+        return token == other ? 0.0f : float(shared[at]);
+    };
+    add_product(T(), Parts<1, 1>(), dq, 0, own_key, 0, CHUNK, l, this->keys());
+    add_product(T(), Parts<1, 1>(), dk, 0, own_key, 0, CHUNK, m, this->keys());
+    add_product(T(), Parts<1, 1>(), dk, 0, own_key, 0, CHUNK, l_transposed, this->rows(query(0), KEY_STRIDE));
 }
 
 // Through the norms.
-template <typename T> __device__ void ChunkGradients<T>::store_keys(T *dmixed) const {
-    for (int of_key = 0; of_key < 2; of_key++) {
-        const float factor = of_key ? 1.0f : root();
-        const int shared_row = of_key ? key(row) : query(row);
-        const T *const x = exists ? of_key ? of.key(chunk.first + row, first_head) : of.query(chunk.first + row, first_head) : of.mixed;
-        float squares = 0.0f, along = 0.0f;
+template <typename T> __device__ void ChunkGradients<T>::store_keys(T *dmixed, SharedArray<float> scales) {
+    const auto store = [&](auto &gradients, int x, int first_scale, float square, T *to) {
+        float along[SIXTEENS][2] = {};
+        __syncthreads();
+        add_along(along, 1.0f, gradients, x);
+        store_sums(warp, 0, along);
+        __syncthreads();
 #pragma unroll
-        for (int i = 0; i < OWN_KEYS; i++) {
-            const int k = lane + i * ROW_THREADS;
-            if (exists && k < of.key_dim) {
-                const float y = shared[shared_row + k], gradient = of_key ? dk[i] : dq[i];
-                squares += widen(x[k]) * widen(x[k]);
-                along += y * gradient;
+        for (int i = 0; i < 2 * SIXTEENS; i++) {
+            const int token = i / 2 * 16 + lane_row(i % 2 * 2);
+            const float scale = scales[first_scale + token], all = square * sum_of(0, DELTA_WARPS, token);
+            T *const row = to + token * of.width();
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int k = own_key + j / 2 * 8 + lane_column(j), e = i % 2 * 2 + j % 2;
+                if (token < chunk.tokens && k < of.key_dim) {
+                    const float y = shared[x + token * KEY_STRIDE + k];
+                    row[k] = narrow<T>(scale * (gradients[i / 2][j / 2][e] - y * all));
+                }
             }
         }
-        const float norm = 1.0f / sqrtf(sum_of_row(squares) + 1e-6f) / factor;
-        along = sum_of_row(along) * factor * factor;
-#pragma unroll
-        for (int i = 0; i < OWN_KEYS; i++) {
-            const int k = lane + i * ROW_THREADS;
-            if (exists && k < of.key_dim) {
-                const float y = shared[shared_row + k], gradient = of_key ? dk[i] : dq[i];
-                dmixed[x - of.mixed + k] = narrow<T>(norm * (gradient - y * along));
-            }
-        }
-    }
+    };
+    T *const queries = dmixed + chunk.first * of.width() + size_t(of.key_head(first_head)) * of.key_dim;
+    store(dq, query(0), 0, float(of.key_dim), queries);
+    store(dk, this->key(0), CHUNK, 1.0f, queries + size_t(of.key_heads) * of.key_dim);
 }
 
 // Where the gradients of gates go; `a_log_parts` and `dt_bias_parts` are [chunks, value_heads].
@@ -699,14 +736,9 @@ struct DecayGradients {
 // Adds rows and columns of X, and rows of dA A / beta.
 template <typename T> __device__ void add_products(const DecayGradients &to, const ChunkGradients<T> &from) {
     const int thread = threadIdx.x;
-    if (from.lane == 0 && from.exists) {
-        to.dbeta[from.row] = from.dbeta;
-        to.dc[from.row] = from.of_front - from.of_end;
-        to.of_end[from.row] = from.of_end;
-    }
-    __syncthreads();
     if (thread < from.chunk.tokens) {
-        float change = to.dc[thread], of_beta = to.dbeta[thread];
+        const float own_end = from.sum_of(DELTA_WARPS + 2, 2, thread);
+        float change = from.sum_of(0, DELTA_WARPS + 2, thread) - own_end, of_beta = from.sum_of(DELTA_WARPS + 4, 2, thread);
         for (int other = 0; other < thread; other++) {
             const float x = from.shared[from.score(other, thread)], through = from.shared[from.score(thread, other)];
             change += x;
@@ -717,6 +749,7 @@ template <typename T> __device__ void add_products(const DecayGradients &to, con
             change -= x;
         }
         to.dc[thread] = change;
+        to.of_end[thread] = own_end;
         to.dbeta[thread] = of_beta;
     }
     __syncthreads();
@@ -766,27 +799,35 @@ __device__ void gated_delta_gradients(T *dmixed, const GateGradients<T> &into, c
     SHARED(float, dbetas, CHUNK);
     SHARED(float, dc, CHUNK);
     SHARED(float, of_ends, CHUNK);
+    SHARED(float, scales, 2 * CHUNK);
     const DecayGradients decays = {dbetas, dc, of_ends};
     ChunkGradients<T> block(of, shared, gates, segment);
-    block.load_keys();
+    const DeltaChunk &chunk = block.chunk;
+    block.load_keys(scales);
     for (int head = block.first_head; head < block.first_head + of.value_heads / of.key_heads; head++) {
         __syncthreads();
-        gates.find(of, block.chunk, head);
-        block.find_scores();
-        block.invert();
+        gates.find(of, chunk, head);
+        block.template find_p<4>(block.own_token, block.own_from, block.query(block.own_token));
+        block.find_inverse();
         block.begin_head();
-        for (int first = 0; first < of.value_dim; first += NARROW_TILE) {
-            block.load_tile(head, first, dout, states, dstates);
-            block.solve_tile(head, first);
-            block.add_scores_of_tile();
-            block.add_keys_of_tile();
+        const size_t number = segment.state(chunk.sequence, chunk.index);
+        const size_t state = (number * of.value_heads + head) * of.key_dim * of.value_dim;
+        const size_t row = size_t(of.value_heads) * of.value_dim;
+        const T *const gradients = dout + chunk.first * row + size_t(head) * of.value_dim;
+        ChunkValues<T> values = {states + state, dstates + state, of.value(chunk.first, head), gradients,
+                                 of.width(), row, chunk.tokens, of.key_dim, of.value_dim, 0};
+        for (; values.first < of.value_dim; values.first += NARROW_TILE) {
+            block.solve_tile(values);
+            block.add_scores_of_tile(values);
+            block.add_keys_of_tile(values);
         }
-        const float whole = block.find_products();
+        const float whole = block.of_state(values) * gates.front[chunk.tokens - 1];
+        block.find_products();
         add_products(decays, block);
         store_gates(into, decays, block, head, whole);
         block.add_scores_to_keys();
     }
-    block.store_keys(dmixed);
+    block.store_keys(dmixed, scales);
 }
 
 #define LAYER_PARAMETERS(T)                                                                                                    \

@@ -35,6 +35,11 @@ GROUPED = Launch(4 * 32, 4 * (128 + 128) * (32 * 2 + 16))
 # For Hopper four stages of 128 rows and 256 columns, each of 64 elements, with two barriers each.
 GROUPED_SM90 = Launch(12 * 32, 4 * ((128 + 256) * 64 * 2 + 2 * 8), goes_over_tiles=True)
 
+# Keys, scores, rows of 32 value columns, a state and 32 queries; of a chunk of a key head keys, queries, scores and two rows of 16 value
+# columns: `gated_delta.rs`.
+DELTA_TILE = Launch(8 * 32, 4 * (64 * (132 + 68 + 40) + 128 * 40 + 32 * 132))
+DELTA_CHUNK = Launch(8 * 32, 4 * 64 * (2 * 132 + 68 + 2 * 20))
+
 # By source file.
 HOT = {
     "flash_attention": {
@@ -61,6 +66,11 @@ HOT = {
     "layer_norm": {"layer_norm_bf16": HELD_ROWS, "layer_norm_largest_bf16": HELD_ROWS, "layer_norm_codes_bf16": HELD_ROWS, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"bias_backward_bf16": COLUMNS},
+    "gated_delta": {
+        "gated_delta_bf16": DELTA_TILE,
+        "gated_delta_states_bf16": DELTA_TILE,
+        "gated_delta_gradients_bf16": DELTA_CHUNK,
+    },
     "dequantise": {"dequantise_bytes_bf16": FLAT, "dequantise_nf4_bf16": FLAT, "dequantise_mxfp4_bf16": FLAT},
     "swiglu": {
         "swiglu_bf16": Launch(128),

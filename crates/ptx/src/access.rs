@@ -70,6 +70,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "ld.shared.u16": load Shared unsigned(2), 1;
     "ld.shared.u32": load Shared unsigned(4), 1;
     "ld.shared.u8": load Shared unsigned(1), 1;
+    "ld.shared.v2.f32": load Shared unsigned(4), 2;
     "ld.shared.v4.f32": load Shared unsigned(4), 4;
     "ld.shared.v4.u32": load Shared unsigned(4), 4;
     "ld.v4.f32": load Generic unsigned(4), 4;
@@ -92,6 +93,7 @@ pub(crate) const OPCODES: Opcodes = table! {
     "st.shared.u16": store Shared unsigned(2), 1;
     "st.shared.u32": store Shared unsigned(4), 1;
     "st.shared.u8": store Shared unsigned(1), 1;
+    "st.shared.v2.f32": store Shared unsigned(4), 2;
     "st.shared.v4.f32": store Shared unsigned(4), 4;
     "st.shared.v4.u32": store Shared unsigned(4), 4;
 };

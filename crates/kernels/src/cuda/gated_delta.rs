@@ -7,15 +7,22 @@ use crate::Result;
 use crate::operation::{BiasBackward, DELTA_CHUNK, DeltaShape, GatedDelta, GatedDeltaBackward};
 use memory::{DType, In};
 
-/// Tokens of a chunk, value columns of a block, and its warps: as in `gated_delta.cu`.
+/// Tokens of a chunk, queries at a time, value columns of a block, and its warps: as in `gated_delta.cu`.
 const CHUNK: usize = DELTA_CHUNK;
+const QUERIES: usize = 32;
 const VALUE_TILE: usize = 32;
 const DELTA_WARPS: usize = 8;
 
-/// Distances between rows in shared memory: of scores, and of value columns of a tile, and of a narrow one.
-const SCORES: usize = CHUNK + 1;
-const TILE: usize = VALUE_TILE + 1;
-const NARROW_TILE: usize = 5;
+/// Distances between rows in shared memory: of keys and queries, of scores, of value columns of a tile, and of a narrow one.
+const KEYS: usize = DeltaShape::KEY_DIM_MAX + 4;
+const SCORES: usize = CHUNK + 4;
+const TILE: usize = VALUE_TILE + 8;
+const NARROW_TILE: usize = 16 + 4;
+
+/// Elements of shared memory of a block that has a tile of values, and of one that has a chunk.
+const OF_TILE: usize =
+    CHUNK * (KEYS + SCORES + TILE) + DeltaShape::KEY_DIM_MAX * TILE + QUERIES * KEYS;
+const OF_CHUNK: usize = CHUNK * (2 * KEYS + SCORES + 2 * NARROW_TILE);
 
 /// The arguments that all kernels of the rule share: a layer's inputs and sizes.
 fn layer(
@@ -48,13 +55,17 @@ fn layer(
     ]
 }
 
-/// Blocks of a tile of each value head's columns, with so much shared memory.
-fn tiles_of_heads(shape: DeltaShape, floats: usize) -> Extent {
+/// Blocks of a tile of each value head's columns.
+fn tiles_of_heads(shape: DeltaShape) -> Extent {
     let grid = [
         shape.batch * shape.value_heads,
         shape.value_dim.div_ceil(VALUE_TILE),
         1,
     ];
+    blocks(grid, OF_TILE)
+}
+
+fn blocks(grid: [usize; 3], floats: usize) -> Extent {
     Extent {
         shared_bytes: floats * size_of::<f32>(),
         ..Extent::new(grid, [DELTA_WARPS * WARP, 1, 1])
@@ -98,10 +109,6 @@ impl Segment<'_> {
         (states, interval): (Argument, usize),
         (from, distance): (Argument, usize),
     ) -> Result {
-        let width = self.shape.key_dim;
-        let floats = width * VALUE_TILE
-            + CHUNK * (width + 1 + SCORES + TILE)
-            + DELTA_WARPS * (width + CHUNK);
         let kernel = kernel!("gated_delta", "gated_delta", self.dtype);
         let of = arguments![
             out,
@@ -113,7 +120,7 @@ impl Segment<'_> {
             interval
         ];
         let arguments = [&of[..], self.layer].concat();
-        cuda.launch(kernel, tiles_of_heads(self.shape, floats), &arguments)
+        cuda.launch(kernel, tiles_of_heads(self.shape), &arguments)
     }
 
     /// From the last to the first: the gradients of values, of the states behind chunks, and of those between segments.
@@ -122,13 +129,10 @@ impl Segment<'_> {
         cuda: &Cuda<D>,
         [dmixed, dstates, between, dout]: [Argument; 4],
     ) -> Result {
-        let width = self.shape.key_dim;
-        let floats =
-            width * VALUE_TILE + CHUNK * (width + 1 + SCORES + 2 * TILE) + DELTA_WARPS * width;
         let kernel = kernel!("gated_delta", "gated_delta_states", self.dtype);
         let of = arguments![dmixed, dstates, between, dout, self.first, self.chunks];
         let arguments = [&of[..], self.layer].concat();
-        cuda.launch(kernel, tiles_of_heads(self.shape, floats), &arguments)
+        cuda.launch(kernel, tiles_of_heads(self.shape), &arguments)
     }
 
     /// Each chunk for itself: the gradients of queries, keys and gates.
@@ -138,13 +142,8 @@ impl Segment<'_> {
         into: &[Argument],
         [dout, states, dstates]: [Argument; 3],
     ) -> Result {
-        let width = self.shape.key_dim;
-        let floats = CHUNK * (2 * (width + 1) + SCORES + 4 * NARROW_TILE) + 2 * width * NARROW_TILE;
         let grid = [self.shape.batch * self.chunks, self.shape.key_heads, 1];
-        let extent = Extent {
-            shared_bytes: floats * size_of::<f32>(),
-            ..Extent::new(grid, [DELTA_WARPS * WARP, 1, 1])
-        };
+        let extent = blocks(grid, OF_CHUNK);
         let of = arguments![dout, states, dstates, self.first, self.chunks];
         let kernel = kernel!("gated_delta", "gated_delta_gradients", self.dtype);
         cuda.launch(kernel, extent, &[into, &of[..], self.layer].concat())
