@@ -232,6 +232,7 @@ mod tests {
                 "--config tiny-moe --zero 3 --ranks 2 --expert-unit 4",
                 "--config tiny-moe --zero 3 --ranks 2",
             )),
+            ("--state-interval", Heeds("--config qwen3.5-0.8b --state-interval 16", "--config qwen3.5-0.8b")),
             ("--memory-limit", Heeds("--memory-limit 90%", "")),
             ("--memory-budget", Heeds("--recompute auto --memory-budget 2GiB", "--recompute auto --memory-budget 1GiB")),
             ("--force", Heeds("--force", "")),
