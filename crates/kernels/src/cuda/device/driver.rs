@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Most parameters that a kernel has.
-pub(super) const ARGUMENTS_MAX: usize = 23;
+pub(super) const ARGUMENTS_MAX: usize = 25;
 
 /// Runs kernels, products and copies on an open GPU.
 ///
