@@ -198,10 +198,20 @@ fn models() -> Vec<Row> {
         ),
         (
             "Qwen3.5, f32",
-            settings(hybrid(LAYERS), 0, 71, Attention::Flash),
+            settings(
+                ModelConfig {
+                    // The norm behind the rule divides by heads that may be nearly 0; this bounds what that makes of last bits.
+                    norm_eps: 1e-2,
+                    ..hybrid(LAYERS)
+                },
+                0,
+                71,
+                Attention::Flash,
+            ),
             PerFamily::SM80,
             1e-6,
-            2e-5,
+            // Terms of the gradients of `A_log` and `dt_bias` cancel.
+            2e-4,
         ),
     ]
 }
