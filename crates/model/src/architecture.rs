@@ -171,7 +171,7 @@ impl Architecture {
         embedding.chain(of_blocks).collect()
     }
 
-    /// What a cache keeps in each layer.
+    /// The shape of a cache in each layer.
     ///
     /// # Panics
     /// If a layer mixes no tokens.

@@ -17,7 +17,7 @@ pub struct KvCache {
     shape: CacheShape,
     /// The blocks of each sequence, in order.
     tables: Vec<Vec<i32>>,
-    /// Of layers with the gated delta rule, if there are some.
+    /// The states of layers with the gated delta rule, if there are some.
     states: Option<States>,
 }
 

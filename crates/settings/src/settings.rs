@@ -60,7 +60,7 @@ pub struct Settings {
     pub tile_tokens: Option<usize>,
     /// Experts of a layer that are a unit; none: all are part of their block's.
     pub expert_unit: Option<usize>,
-    /// Of the states in front of chunks of the gated delta rule every so many-th is kept.
+    /// Chunks from one kept state of the gated delta rule to the next; 1 keeps all.
     pub state_interval: usize,
     /// How documents become sequences.
     pub packing: Packing,

@@ -32,7 +32,7 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Width of a head of values.
     pub value_dim: usize,
-    /// Of the states in front of a sequence's chunks every so many-th is kept, from the first on.
+    /// Chunks from one kept state to the next; the first chunk's state is always kept. 1 keeps all.
     pub state_interval: usize,
 }
 

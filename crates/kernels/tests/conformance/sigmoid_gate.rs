@@ -15,7 +15,7 @@ struct SigmoidGate {
     dtype: DType,
     tokens: usize,
     width: usize,
-    /// Of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
+    /// The largest entries of the gate: up to where a sigmoid is 0 or 1 in f32.
     range: f64,
 }
 

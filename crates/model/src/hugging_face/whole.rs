@@ -14,7 +14,7 @@ pub struct WholeModel<'a> {
 }
 
 impl<'a> WholeModel<'a> {
-    /// Of a folder's files and weights; none if exports are of the text part alone ([`LeftOut::is_exported`](crate::LeftOut::is_exported)).
+    /// Takes a folder's files and weights; none if exports are of the text part alone ([`LeftOut::is_exported`](crate::LeftOut::is_exported)).
     pub fn of(origin: Origin, weights: ModelWeights<'a>) -> Option<WholeModel<'a>> {
         let left_out = weights.left_out();
         let is_whole = origin.has_wrapper() && left_out.is_some_and(|it| it.is_exported());

@@ -27,7 +27,7 @@ pub struct Delta {
     columns: DeltaColumns,
     /// The ranks that share sequences. It then computes one part's heads, of whole sequences.
     ranks: SharingRanks,
-    /// Of the states in front of chunks it keeps every so many-th.
+    /// Chunks from one kept state to the next; 1 keeps all.
     state_interval: usize,
     /// `[c, taps]`.
     convolution: ParameterId,
@@ -68,7 +68,7 @@ impl Delta {
         self.ranks.parts() > 1
     }
 
-    /// What has queries, keys and values, b and a: by token, or by heads.
+    /// The activation with queries, keys and values, b and a: by token, or by heads.
     fn input(&self) -> Activation {
         match self.is_shared() {
             false => DeltaColumns::IN,

@@ -1,4 +1,4 @@
-//! What the joined projections of a layer of the gated delta rule write.
+//! The output of the joined projections of a layer of the gated delta rule, and its columns.
 
 use crate::linear::LinearPart;
 use crate::parameters::PartParameters;

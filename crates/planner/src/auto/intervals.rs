@@ -15,7 +15,7 @@ pub fn choose(config: &Config, target: Target, budget: u64) -> Result<Choice, Au
     Choosers::new(config, target)?.choose(budget)
 }
 
-/// What does not depend on the budget, computed once for each interval.
+/// The choosers of all intervals to try. They do not depend on the budget.
 pub(super) struct Choosers(Vec<Chooser>);
 
 impl Choosers {

@@ -258,7 +258,7 @@ fn what_is_quantised_beside_the_text_part_is_not_exported() {
     }
 }
 
-/// What training may change of the text part's keys stands where readers look for it, and all other keys stay.
+/// Keys of the text part that training may change stand where readers look for them, and all other keys stay.
 #[test]
 fn keys_around_a_text_part_stay() {
     let folder = changed("qwen3_5", |tensors| {
