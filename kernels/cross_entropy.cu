@@ -4,10 +4,11 @@
 // Packs that a thread asks for before it uses the first.
 constexpr int AHEAD = 4;
 
-// A block works on one token, in two passes over its logits. The gradient's factor lies in device memory; 1 without.
+// A block works on one token, in two passes over its logits. The gradients' factors lie in device memory, one for each token at a stride
+// of 1, or one for all at a stride of 0; without any they are 1.
 template <typename Cap, typename T>
 __device__ void cross_entropy(Cap cap, float *losses, T *logits, const int *targets, size_t vocabulary,
-                              const float *factor_of_all) {
+                              const float *scales, size_t scale_stride) {
     const size_t row = blockIdx.x;
     const int target = targets[row];
     T *own = logits + row * vocabulary;
@@ -21,7 +22,7 @@ __device__ void cross_entropy(Cap cap, float *losses, T *logits, const int *targ
         return;
     }
     const float logit = cap(widen(own[target]));
-    const float scale = factor_of_all == nullptr ? 1.0f : *factor_of_all;
+    const float scale = scales == nullptr ? 1.0f : scales[row * scale_stride];
     Exponentials found;
     knowing(are_wide(vocabulary, logits), [&](auto wide) {
         constexpr bool WIDE = decltype(wide)();
@@ -75,13 +76,15 @@ template <typename T> __device__ void soft_cap(T *x, size_t n, float cap) {
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void cross_entropy_##name(float *losses, T *logits, const int *targets,              \
-                                                    size_t vocabulary, const float *scale) {                   \
-        cross_entropy(Uncapped(), losses, logits, targets, vocabulary, scale);                                 \
+                                                    size_t vocabulary, const float *scales,                    \
+                                                    size_t scale_stride) {                                     \
+        cross_entropy(Uncapped(), losses, logits, targets, vocabulary, scales, scale_stride);                  \
     }                                                                                                          \
     EXPORT(cross_entropy_##name);                                                                              \
     extern "C" __global__ void cross_entropy_capped_##name(float *losses, T *logits, const int *targets,       \
-                                                           size_t vocabulary, const float *scale, float cap) { \
-        cross_entropy(Capped(cap), losses, logits, targets, vocabulary, scale);                                \
+                                                           size_t vocabulary, const float *scales,             \
+                                                           size_t scale_stride, float cap) {                   \
+        cross_entropy(Capped(cap), losses, logits, targets, vocabulary, scales, scale_stride);                 \
     }                                                                                                          \
     EXPORT(cross_entropy_capped_##name);                                                                       \
     extern "C" __global__ void soft_cap_##name(T *x, size_t n, float cap) { soft_cap(x, n, cap); }             \

@@ -39,6 +39,7 @@ macro_rules! families {
                 sigmoid_gate: SigmoidGate sigmoid_gate, SigmoidGateBackward sigmoid_gate_backward;
                 cross_entropy: CrossEntropy cross_entropy, SoftCap soft_cap;
                 preference: PreferenceLoss preference_loss;
+                policy: PolicyGradientLoss policy_loss;
                 norm: Sum sum, NormGrains norm_grains, NormAndClip norm_and_clip;
                 sum_in_order: SumInOrder sum_in_order;
                 adamw: AdamW adamw;

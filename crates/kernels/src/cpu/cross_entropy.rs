@@ -62,7 +62,14 @@ pub(super) fn cross_entropy(op: CrossEntropy) {
 }
 
 fn cross_entropy_of<T: Real>(op: CrossEntropy, cap: impl Cap) {
-    let scale = op.scale.map_or(1.0, |scale| scale.slice::<f32>()[0]);
+    let scales = op.scale.map_or(&[1.0][..], |scale| scale.slice::<f32>());
+    let scale_of = |row: usize| {
+        if let [one] = scales {
+            *one
+        } else {
+            scales[row]
+        }
+    };
     let (losses, logits) = (op.losses.slice_mut::<f32>(), op.logits.slice_mut::<T>());
     let targets = op.targets.slice::<i32>();
     let vocabulary = logits.len() / losses.len().max(1);
@@ -72,14 +79,17 @@ fn cross_entropy_of<T: Real>(op: CrossEntropy, cap: impl Cap) {
     let rows = logits
         .par_chunks_mut(vocabulary)
         .zip(losses.par_iter_mut())
-        .zip(targets);
-    rows.for_each(|((logits, loss), target)| match usize::try_from(*target) {
-        Ok(target) => *loss = row(logits, target, scale, cap),
-        Err(_) => {
-            *loss = 0.0;
-            logits.fill(T::narrow(0.0));
-        }
-    });
+        .zip(targets)
+        .enumerate();
+    rows.for_each(
+        |(at, ((logits, loss), target))| match usize::try_from(*target) {
+            Ok(target) => *loss = row(logits, target, scale_of(at), cap),
+            Err(_) => {
+                *loss = 0.0;
+                logits.fill(T::narrow(0.0));
+            }
+        },
+    );
 }
 
 pub(super) fn soft_cap(SoftCap { x, cap }: SoftCap) {

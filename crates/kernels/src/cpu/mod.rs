@@ -27,6 +27,7 @@ mod layer_norm;
 mod matmul;
 mod muon;
 mod norm;
+mod policy;
 mod positions;
 mod preference;
 mod products;

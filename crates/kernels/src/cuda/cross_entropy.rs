@@ -8,7 +8,10 @@ use crate::operation::{CrossEntropy, SoftCap};
 pub(super) fn cross_entropy<D: Driver>(cuda: &Cuda<D>, op: CrossEntropy) -> Result {
     let (tokens, vocabulary) = (op.logits.dims()[0], op.logits.dims()[1]);
     let (dtype, extent) = (op.logits.dtype(), Extent::rows(tokens, vocabulary));
-    let arguments = arguments![&op.losses, &op.logits, &op.targets, vocabulary, &op.scale];
+    let has_scales = op.scale.is_some_and(|scale| scale.elements() > 1);
+    let arguments = arguments! {
+        &op.losses, &op.logits, &op.targets, vocabulary, &op.scale, usize::from(has_scales),
+    };
     let Some(cap) = op.cap else {
         let kernel = kernel!("cross_entropy", "cross_entropy", dtype);
         return cuda.launch(kernel, extent, &arguments);

@@ -34,6 +34,7 @@ mod matmul;
 mod muon;
 mod norm;
 mod norm_backward;
+mod policy;
 mod positions;
 mod preference;
 mod qkv;

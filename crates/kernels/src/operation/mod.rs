@@ -38,6 +38,7 @@ mod muon;
 mod norm;
 mod operand;
 mod output_form;
+mod policy;
 mod positions;
 mod preference;
 mod qkv;
@@ -84,6 +85,7 @@ pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
 pub use operand::{OperandPlace, OperandRow};
 pub use output_form::OutputForm;
+pub use policy::PolicyGradientLoss;
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use preference::PreferenceLoss;
 pub use qkv::{JoinQkv, SplitQkv, Turn};
@@ -153,7 +155,7 @@ operations! {
     "biases": AddBias, BiasBackward, ExpertBiasGradient, ExpertBiasDweights;
     "dropout": BiasDropoutAdd, DropoutScale;
     "embedding": Embedding, EmbeddingBackward, AddPositions, AddPositionsBackward;
-    "losses": CrossEntropy, SoftCap, PreferenceLoss, Sum;
+    "losses": CrossEntropy, SoftCap, PreferenceLoss, PolicyGradientLoss, Sum;
     "gradients and optimizer": NormGrains, NormAndClip, SumInOrder, AdamW, Momentum, DivideByNorm, Combine, StepAlong,
         VarianceScale, VarianceSums, FactorVariance, UpdateSquares, WeightSquares, AdafactorRate, AdafactorStep;
     "copies": Fill, Copy;

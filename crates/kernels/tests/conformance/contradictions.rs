@@ -130,6 +130,14 @@ fn of_layers() -> Vec<Contradiction> {
             contradiction!(AddPositionsBackward(of) => of.positions = learned, message),
         ]);
     }
+    for number in [-1.0, f32::NAN, f32::INFINITY] {
+        all.extend([
+            contradiction!(PolicyGradientLoss(of) => of.clip_low = number, "`clip_low` is "),
+            contradiction!(PolicyGradientLoss(of) => of.clip_high = number, "`clip_high` is "),
+            contradiction!(PolicyGradientLoss(of) => of.beta = number, "`beta` is "),
+        ]);
+    }
+    all.push(contradiction!(PolicyGradientLoss(of) => (of.beta, of.reference) = (0.1, None), "there is no `reference`"));
     for number in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         all.extend([
             contradiction!(CrossEntropy(of) => of.cap = Some(number), "`cap` is "),

@@ -26,12 +26,24 @@ struct CrossEntropy {
     range: f64,
     masked: Masked,
     scale: Option<f32>,
+    /// Each token's own factor is the scale times one that differs.
+    has_scales: bool,
     cap: Option<f32>,
 }
 
 impl CrossEntropy {
     fn logits(&self) -> Host {
         Host::random(self.dtype, [self.tokens, self.vocabulary], self.range, 1)
+    }
+
+    /// The factor on each token's gradient.
+    fn scales(&self) -> Host {
+        let scale = f64::from(self.scale.unwrap_or(1.0));
+        let of_token = |token: usize| match self.has_scales {
+            true => scale * (token as f64 - 2.0),
+            false => scale,
+        };
+        Host::new(DType::F32, [self.tokens], (0..self.tokens).map(of_token))
     }
 
     fn is_masked(&self, token: usize) -> bool {
@@ -83,8 +95,8 @@ impl CrossEntropy {
         let largest = logits.max_keepdim(1)?.detach();
         let sums = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(1)?;
         let losses = ((sums.log()? + largest)? - logits.gather(&ids, 1)?)?.mul(&counted)?;
-        let scale = (losses.ones_like()? * f64::from(self.scale.unwrap_or(1.0)))?;
-        let mut found = gradients(&losses, &scale, &[&given])?;
+        let scales = constant(&self.scales())?.unsqueeze(1)?;
+        let mut found = gradients(&losses, &scales, &[&given])?;
         Ok([values(&losses)?, found.remove(0)])
     }
 }
@@ -92,9 +104,10 @@ impl CrossEntropy {
 impl Case for CrossEntropy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let (mut logits, targets) = (device.put(&self.logits()), device.put(&self.targets()));
-        let scale = self
-            .scale
-            .map(|scale| device.put(&Host::new(DType::F32, [1], [f64::from(scale)])));
+        let scale = self.scale.map(|scale| match self.has_scales {
+            true => device.put(&self.scales()),
+            false => device.put(&Host::new(DType::F32, [1], [f64::from(scale)])),
+        });
         let mut losses = device.room(DType::F32, [self.tokens]);
         device.run(kernels::CrossEntropy {
             losses: losses.view_mut(),
@@ -112,8 +125,8 @@ impl Case for CrossEntropy {
         let [losses, dlogits] = self.oracle().unwrap();
         let others = self.others(dlogits.clone());
         // Where a cap is reached, its slope is 1 less what is nearly 1.
-        let scale = f64::from(self.scale.unwrap_or(1.0));
-        let terms = self.cap.map_or(0.0, |_| scale);
+        let scales = self.scales().values().into_iter().map(f64::abs);
+        let terms = self.cap.map_or(0.0, |_| scales.fold(0.0, f64::max));
         vec![
             Expected::new("cross_entropy: losses", losses, Rule::Standard),
             Expected::new("cross_entropy: gradient", dlogits, Rule::Standard).with_terms(terms),
@@ -169,14 +182,16 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, vocabulary) in [(1, 131), (37, 131), (37, 2), (5, 33_000)] {
         let mean = Some(1.0 / tokens as f32);
-        for (range, masked, scale, cap) in [
-            (4.0, Masked::None, mean, None),
-            (1000.0, Masked::Some, mean, None),
-            (4.0, Masked::Some, mean, None),
-            (4.0, Masked::All, mean, None),
-            (4.0, Masked::Some, None, None),
-            (4.0, Masked::Some, mean, Some(3.0)),
-            (1000.0, Masked::Some, None, Some(30.0)),
+        for (range, masked, scale, has_scales, cap) in [
+            (4.0, Masked::None, mean, false, None),
+            (1000.0, Masked::Some, mean, false, None),
+            (4.0, Masked::Some, mean, false, None),
+            (4.0, Masked::All, mean, false, None),
+            (4.0, Masked::Some, None, false, None),
+            (4.0, Masked::Some, mean, false, Some(3.0)),
+            (1000.0, Masked::Some, None, false, Some(30.0)),
+            (4.0, Masked::Some, mean, true, None),
+            (4.0, Masked::None, mean, true, Some(3.0)),
         ] {
             cases.push(Box::new(CrossEntropy {
                 dtype,
@@ -185,6 +200,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 range,
                 masked,
                 scale,
+                has_scales,
                 cap,
             }));
         }

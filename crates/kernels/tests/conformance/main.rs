@@ -50,6 +50,7 @@ mod optional_outputs;
 mod oracle;
 mod planning;
 mod poison;
+mod policy;
 mod positions;
 mod preference;
 mod properties;
@@ -108,6 +109,7 @@ suite![
     matmul,
     muon,
     norm,
+    policy,
     positions,
     preference,
     qkv,

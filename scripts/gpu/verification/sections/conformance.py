@@ -14,7 +14,7 @@ OTHER_KERNELS = {
 # Those that matter most first.
 NAMED = ("flash_attention", "grouped_products", "matmul", "scaled_mm", "fp8", "adamw", "cross_entropy", "rms_norm", "swiglu", "experts", "router", "gated_delta", "short_convolution", "gated_norm", "delta_cache", "sigmoid_gate", "embedding", "norm",
          "elementwise", "rotary", "qkv", "latent", "dequantise", "muon", "gram", "adafactor", "attention", "cached_attention", "gelu", "layer_norm", "positions",
-         "preference", "sum_in_order", "dropout")
+         "preference", "policy", "sum_in_order", "dropout")
 # `others` are the tests that are about no kernel alone. Those of the program of the device, which has the card to itself, come last.
 OF_THE_DEVICE, DEVICE_TESTS = ("beyond_int32", "device"), "crates/kernels/tests/cuda_device.rs"
 CASES = {**dict.fromkeys(NAMED, 3), "flash_attention": 8, "grouped_products": 6, "matmul": 5, "beyond_int32": 35, "others": 15, "device": 15}

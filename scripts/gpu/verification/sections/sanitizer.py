@@ -25,7 +25,7 @@ STEPS = {"racecheck, a step in FP8": ("racecheck", "flash", IN_FP8), "racecheck,
 # the first byte behind one is found.
 GROUPS = [("fp8", "scaled_mm", "dequantise"), ("gated_delta", "short_convolution", "gated_norm", "delta_cache", "sigmoid_gate"), ("latent", "router", "muon", "gram", "adafactor"),
           ("rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy", "experts"),
-          ("layer_norm", "gelu", "positions", "preference", "dropout"), ("adamw", "matmul", "grouped_products"), ("attention",), ("flash_attention",)]
+          ("layer_norm", "gelu", "positions", "preference", "dropout"), ("adamw", "matmul", "grouped_products"), ("attention",), ("flash_attention",), ("policy",)]
 TESTS = {f"memcheck, {', '.join(names)}": names for names in GROUPS}
 CASES = {**dict.fromkeys(TESTS, 20), **dict.fromkeys(STEPS, 12)}
 # Failed driver calls are ignored: the trainer reports its own, and a library may try some that fail.

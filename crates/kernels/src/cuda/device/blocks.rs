@@ -144,7 +144,7 @@ impl CudaDevice {
         };
         let block = match ask() {
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
-                self.trim()?;
+                self.pool.trim(self.stream)?;
                 ask()?
             }
             asked => asked?,
@@ -161,9 +161,13 @@ impl CudaDevice {
         NonNull::new(pointer).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))
     }
 
-    /// Returns the pool's free memory to the driver.
-    pub(super) fn trim(&self) -> Result<(), DriverError> {
-        self.pool.trim(self.stream)
+    /// Returns the pool's free memory to the driver, for other processes.
+    ///
+    /// # Errors
+    /// [`crate::KernelError`] if the driver refuses, or earlier work failed.
+    pub fn trim(&self) -> crate::Result {
+        let trimmed = self.pool.trim(self.stream);
+        trimmed.map_err(error::of_driver("cuda"))
     }
 
     fn allocate_pinned(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {

@@ -40,7 +40,7 @@ impl Kernels<Cuda<CudaDriver>> {
             .load_kernels()
             .and_then(|()| self.run_each(&distinct(products)?));
         let rehearsed = rehearsed.map_err(|error| blamed_on_memory(device, error));
-        device.trim().map_err(error::of_driver("rehearsal"))?;
+        device.trim()?;
         rehearsed
     }
 
