@@ -1,8 +1,8 @@
 //! Tests of a memory on a device. The device is a stand-in that counts and refuses.
 
 use crate::{
-    Blocks, ByPhase, Category, Cause, DType, DeviceBytes, DeviceMarks, Layer, Memory, OutOfMemory,
-    Phase, Place, Refused, Space, Stamp,
+    Blocks, Buffer, ByPhase, Category, Cause, DType, DeviceBytes, DeviceMarks, Layer, Memory,
+    OutOfMemory, Parked, Phase, Place, Refused, Space, Stamp,
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::{Cell, RefCell};
@@ -338,4 +338,82 @@ fn places_are_told_to_the_device() {
     );
     drop((layer, pass));
     assert!(card.places.borrow().is_empty());
+}
+
+/// Two leases on the device, of which one is a gradient, and a pinned one.
+fn persistent(memory: &Memory) -> Result<[Buffer; 3], OutOfMemory> {
+    let (weights, gradients) = (Category::Parameter, Category::Gradient);
+    Ok([
+        memory.lease_persistent(weights, "weights", [100], DType::F32)?,
+        memory.lease_pinned(Category::OptimizerState, "moments", [100], DType::F32)?,
+        memory.lease_persistent(gradients, "gradients", [100], DType::F32)?,
+    ])
+}
+
+/// A copy, as a device's kernels make it.
+///
+/// # Safety
+/// Both sides have so many bytes, and nobody else uses them.
+unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> Result<(), OutOfMemory> {
+    // SAFETY: the caller's promise, and this device's memory is the process's own.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    Ok(())
+}
+
+fn park(memory: &Memory) -> Result<Parked, OutOfMemory> {
+    // SAFETY: no lease is being written.
+    unsafe {
+        memory.park(|to, from| {
+            assert_eq!(to.len(), from.bytes());
+            copy(to.as_mut_ptr(), from.pointer(), to.len())
+        })
+    }
+}
+
+#[test]
+fn what_is_parked_leaves_the_device_and_comes_back() {
+    let card = Card::new(1 << 20, 0);
+    let memory = Memory::device(card.clone());
+    let mut leases = persistent(&memory).unwrap();
+    memory.reserve_slab(4096).unwrap();
+    for (lease, value) in leases.iter_mut().zip([1, 2, 3]) {
+        // SAFETY: it is this lease's memory.
+        unsafe { lease.view_mut().pointer().write_bytes(value, 400) };
+    }
+    let pinned = leases[1].view().pointer();
+    memory.refuse_after(0);
+    let refused = park(&memory).err().unwrap();
+    assert_eq!((refused.name, refused.space), ("weights", Space::Host));
+    assert_eq!(memory.bytes_to_park(), 512);
+    let parked = park(&memory).unwrap();
+    assert_eq!(parked.bytes(), 512);
+    drop((leases, memory));
+    assert_eq!((card.held(), parked.bytes()), (0, 2 * 512));
+    for granted in 0..4 {
+        let memory = Memory::device(card.clone());
+        memory.unpark(&parked);
+        memory.refuse_after(granted);
+        let Ok(leases) = persistent(&memory) else {
+            assert_eq!(parked.bytes(), 2 * 512, "the pinned block is back");
+            continue;
+        };
+        assert_eq!(granted, 3);
+        assert_eq!(leases[1].view().pointer(), pinned, "the block itself");
+        let first = |lease: &Buffer| {
+            // SAFETY: it is this lease's memory.
+            unsafe { lease.view().pointer().add(399).read() }
+        };
+        assert_eq!(leases.each_ref().map(first), [0, 2, 0]);
+        // SAFETY: no lease is in use.
+        unsafe {
+            memory.fill_from_parked(&parked, |to, from| {
+                copy(to.pointer(), from.as_ptr(), from.len())
+            })
+        }
+        .unwrap();
+        memory.end_parking(&parked);
+        assert_eq!(leases.each_ref().map(first), [1, 2, 0]);
+        assert_eq!((card.held(), parked.bytes()), (2 * 512, 0));
+    }
+    assert!(card.live.borrow().is_empty());
 }

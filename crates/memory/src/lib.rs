@@ -21,6 +21,7 @@
 //! ```
 
 mod arena;
+mod backing;
 mod blocks;
 mod buffer;
 mod bytes;
@@ -40,6 +41,8 @@ mod layout_of_stage;
 mod ledger;
 mod memory;
 mod out_of_memory;
+mod parked;
+mod parking;
 mod place;
 mod placing;
 mod playback;
@@ -73,6 +76,7 @@ pub use layout::{Layout, LayoutBuilder, Unit};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};
+pub use parked::Parked;
 pub use place::{ByPhase, Layer, Phase, Place};
 pub use playback::{AfterEvent, Playback};
 pub use rank::{OwnParts, Rank};

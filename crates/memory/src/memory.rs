@@ -1,8 +1,9 @@
 //! The one place that hands out memory.
 
+use crate::backing::Backing;
 use crate::clock::PhaseClock;
 use crate::history::{MemoryChange, Recorder};
-use crate::state::{Backing, HeldLease, Life, MemoryState};
+use crate::state::{HeldLease, Life, MemoryState};
 use crate::{
     Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, History, Layer, LiveLease,
     OutOfMemory, Peak, Phase, PhaseTime, Place, Refused, Space,
@@ -16,7 +17,7 @@ use std::rc::Rc;
 /// threads.
 #[derive(Clone)]
 pub struct Memory {
-    state: Rc<RefCell<MemoryState>>,
+    pub(crate) state: Rc<RefCell<MemoryState>>,
 }
 
 /// What the ledger recorded since [`Memory::begin_step`].

@@ -1,14 +1,13 @@
 //! The state of a memory: what is leased, and the memory behind it.
 
-use crate::blocks::DeviceBlock;
+use crate::backing::{Backing, OwnedBlock};
 use crate::clock::PhaseClock;
 use crate::history::{Address, MemoryChange, Recorder};
-use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
+use crate::parked::{Parked, PersistentLease};
 use crate::view::Reach;
 use crate::{
-    Blocks, Category, Cause, DType, Dims, OutOfMemory, Place, Refusal, Refused, Slab, Space,
-    round_up,
+    Category, Cause, DType, Dims, OutOfMemory, Place, Refusal, Refused, Slab, Space, round_up,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,6 +18,10 @@ pub(crate) struct MemoryState {
     pub(crate) slab: Slab,
     /// The slab's memory, once it is reserved.
     slab_block: Option<OwnedBlock>,
+    /// The live leases that live across steps, in the order in which they were granted.
+    pub(crate) persistent: Vec<PersistentLease>,
+    /// What they held or get back, while they are parked or taken again.
+    pub(crate) parked: Option<Parked>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,
     /// Leases to grant before one is refused, for tests.
@@ -27,79 +30,6 @@ pub(crate) struct MemoryState {
     pub(crate) clock: PhaseClock,
     /// Present if somebody asked for a history.
     pub(crate) recorder: Option<Recorder>,
-}
-
-/// The memory behind leases.
-pub(crate) enum Backing {
-    /// Host memory.
-    Host,
-    /// A device's memory.
-    Device(Rc<dyn Blocks>),
-    /// Nothing: shapes only.
-    Shapes,
-}
-
-impl Backing {
-    /// The device's name in messages.
-    fn name(&self) -> &'static str {
-        match self {
-            Backing::Device(blocks) => blocks.device(),
-            Backing::Host | Backing::Shapes => "CPU",
-        }
-    }
-
-    /// Whether the processor can read leases in a space.
-    fn reach(&self, space: Space) -> Reach {
-        match (self, space) {
-            (Backing::Device(_), Space::Device) => Reach::Device,
-            _ => Reach::Host,
-        }
-    }
-
-    /// A zeroed block; none for shapes.
-    fn block(&self, space: Space, bytes: u64) -> Result<Option<OwnedBlock>, Refused> {
-        match self {
-            Backing::Host => match HostBlock::new(bytes) {
-                Some(block) => Ok(Some(OwnedBlock::Host(block))),
-                None => Err(Refused {
-                    device_bytes: None,
-                    error: None,
-                }),
-            },
-            Backing::Device(blocks) => {
-                // A device has no blocks of 0 bytes.
-                let block = DeviceBlock::new(blocks, space, round_up(bytes.max(1)))?;
-                Ok(Some(OwnedBlock::Device(block)))
-            }
-            Backing::Shapes => Ok(None),
-        }
-    }
-
-    /// Fills a lease of a step with NaN.
-    fn poison(&self, pointer: *mut u8, bytes: u64) {
-        match self {
-            // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
-            Backing::Host => unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) },
-            // SAFETY: as above.
-            Backing::Device(blocks) => unsafe { blocks.fill(pointer, 0xff, bytes) },
-            Backing::Shapes => (),
-        }
-    }
-}
-
-/// Memory from one request to the system, freed when dropped.
-pub(crate) enum OwnedBlock {
-    Host(HostBlock),
-    Device(DeviceBlock),
-}
-
-impl OwnedBlock {
-    fn pointer(&self) -> *mut u8 {
-        match self {
-            OwnedBlock::Host(block) => block.pointer().as_ptr(),
-            OwnedBlock::Device(block) => block.pointer(),
-        }
-    }
 }
 
 /// How long a lease lives, and in which memory it lies.
@@ -135,8 +65,8 @@ impl Life {
 enum Storage {
     /// A range of the slab.
     Slab,
-    /// A block of its own, freed with the lease.
-    Own { _block: OwnedBlock },
+    /// A block of its own, freed with the lease unless it is parked.
+    Own(OwnedBlock),
     /// None: only shapes.
     Nothing,
 }
@@ -180,7 +110,7 @@ impl HeldLease {
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        self.state.borrow_mut().give_back(&self.grant);
+        self.state.borrow_mut().give_back(&mut self.grant);
     }
 }
 
@@ -190,6 +120,8 @@ impl MemoryState {
             ledger: Ledger::default(),
             slab: Slab::new(u64::MAX),
             slab_block: None,
+            persistent: Vec::new(),
+            parked: None,
             backing,
             limit: None,
             refuse_after: None,
@@ -247,7 +179,7 @@ impl MemoryState {
             },
             Life::Run | Life::RunPinned => None,
         };
-        let (storage, pointer) = match self.find(space, bytes, offset) {
+        let (storage, pointer) = match self.find(&lease, offset) {
             Ok(found) => found,
             Err(refused) => {
                 if let Some(offset) = offset {
@@ -260,6 +192,14 @@ impl MemoryState {
             self.backing.poison(pointer, bytes);
         }
         let number = self.ledger.take(lease);
+        if offset.is_none() {
+            self.persistent.push(PersistentLease {
+                number,
+                place: self.persistent.len(),
+                lease,
+                pointer,
+            });
+        }
         self.note(MemoryChange::Take {
             number,
             lease,
@@ -275,23 +215,36 @@ impl MemoryState {
         Ok((grant, pointer))
     }
 
-    /// Finds the memory of a lease: in the slab, or a block of its own.
-    fn find(
-        &self,
-        space: Space,
-        bytes: u64,
-        offset: Option<u64>,
-    ) -> Result<(Storage, *mut u8), Refused> {
+    /// Finds the memory of a lease: in the slab, or a block of its own, which may have been parked.
+    fn find(&self, lease: &Lease, offset: Option<u64>) -> Result<(Storage, *mut u8), Refused> {
         if let (Some(slab), Some(offset)) = (&self.slab_block, offset) {
             return Ok((Storage::Slab, slab.pointer().wrapping_add(offset as usize)));
         }
-        Ok(match self.backing.block(space, bytes)? {
+        let parked = self.parked.as_ref().filter(|_| offset.is_none());
+        let parked = parked.and_then(|parked| parked.take_block(self.persistent.len(), lease));
+        let block = match parked {
+            Some(block) => Some(block),
+            None => self.backing.block(lease.space, lease.bytes)?,
+        };
+        Ok(match block {
             Some(block) => {
                 let pointer = block.pointer();
-                (Storage::Own { _block: block }, pointer)
+                (Storage::Own(block), pointer)
             }
             None => (Storage::Nothing, std::ptr::null_mut()),
         })
+    }
+
+    /// A block that no plan counts; a refusal reads as if it were this lease's.
+    pub(crate) fn block_beside(&mut self, lease: Lease) -> Result<Option<OwnedBlock>, OutOfMemory> {
+        let block = match self.injects_refusal() {
+            true => Err(Refused {
+                device_bytes: None,
+                error: None,
+            }),
+            false => self.backing.block(lease.space, lease.bytes),
+        };
+        block.map_err(|refused| self.refuse_block(lease, refused))
     }
 
     /// Reserves the slab: [`crate::Memory::reserve_slab`].
@@ -320,13 +273,28 @@ impl MemoryState {
     }
 
     /// Ends a lease.
-    pub(crate) fn give_back(&mut self, grant: &Grant) {
+    pub(crate) fn give_back(&mut self, grant: &mut Grant) {
         self.ledger.give_back(grant.number);
         self.note(MemoryChange::GiveBack {
             number: grant.number,
         });
-        if let Some(offset) = grant.offset {
-            self.slab.free(offset, grant.bytes);
+        match grant.offset {
+            Some(offset) => self.slab.free(offset, grant.bytes),
+            None => self.end_persistent(grant),
+        }
+    }
+
+    /// Ends a lease that lives across steps. What is pinned stays parked, if the others are.
+    fn end_persistent(&mut self, grant: &mut Grant) {
+        let mut leases = self.persistent.iter();
+        let index = leases.position(|held| held.number == grant.number);
+        let ended = self
+            .persistent
+            .remove(index.expect("it is listed while it lives"));
+        if let (Some(parked), Space::Host) = (&self.parked, ended.lease.space)
+            && let Storage::Own(block) = std::mem::replace(&mut grant.storage, Storage::Nothing)
+        {
+            parked.take_over(ended.place, block);
         }
     }
 
