@@ -24,8 +24,56 @@ pub struct MicroBatch {
     /// `[rows]`: how many tokens each whole row begins with that are not padding. `None`: padding is not told apart,
     /// as under `Packing::Concatenate`.
     pub lengths: Option<Vec<i32>>,
-    /// `[rows]`: the sum of each row's losses under the model that training on preferences began with, if it is known.
+    /// What its loss takes beside targets, if it takes something that comes with them.
+    pub beside: Option<BesideTargets>,
+}
+
+/// What comes with targets.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BesideTargets {
+    /// Of preferences, `[rows]`: the sum of each row's losses under the model that training began with.
+    Reference(Vec<f32>),
+    /// Of a policy gradient.
+    Policy(PolicyTargets),
+}
+
+/// What a policy gradient takes beside targets that an earlier policy wrote, and its numbers. Each is `[rows, seq]`; where the weight is
+/// 0, nothing else is read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyTargets {
+    /// The log-probability of each target under the policy that wrote it.
+    pub old: Vec<f32>,
+    /// That under the policy that the model is to stay near.
     pub reference: Option<Vec<f32>>,
+    /// How much better than expected each target is.
+    pub advantages: Vec<f32>,
+    /// The share of each target in the step's loss.
+    pub weights: Vec<f32>,
+    /// How far below 1 a ratio of probabilities may fall.
+    pub clip_low: f32,
+    /// How far above 1 it may rise.
+    pub clip_high: f32,
+    /// The factor on the distance from the reference.
+    pub beta: f32,
+    /// Whether a sequence has one ratio.
+    pub by_sequence: bool,
+}
+
+impl PolicyTargets {
+    /// So many targets, none of which counts.
+    pub fn uncounted(tokens: usize) -> PolicyTargets {
+        let zeros = || vec![0.0; tokens];
+        PolicyTargets {
+            old: zeros(),
+            reference: Some(zeros()),
+            advantages: zeros(),
+            weights: zeros(),
+            clip_low: 0.0,
+            clip_high: 0.0,
+            beta: 0.0,
+            by_sequence: false,
+        }
+    }
 }
 
 impl MicroBatch {
@@ -54,7 +102,7 @@ impl MicroBatch {
             part,
             documents: self.documents.clone(),
             lengths: self.lengths.clone(),
-            reference: self.reference.clone(),
+            beside: self.beside.clone(),
         }
     }
 
@@ -83,7 +131,7 @@ impl MicroBatch {
             part: Rank::ALONE,
             documents: documents.then(Vec::new),
             lengths: None,
-            reference: None,
+            beside: None,
         }
     }
 
@@ -188,7 +236,7 @@ mod tests {
             part: Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         };
         let mut step = StepBatch::from_iter([
             micro(vec![MASKED, 0, 5]),

@@ -6,7 +6,7 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    CutDocuments, DataError, Inputs, MicroBatch, Options, Packing,
+    BesideTargets, CutDocuments, DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
     mix::{MixedOrder, Order, Shares},
     order::SourceOrder,
@@ -37,7 +37,7 @@ pub struct Dataset {
     shares: Shares,
     options: Options,
     seq: usize,
-    /// What [`MicroBatch::reference`] has of each sample.
+    /// What [`BesideTargets::Reference`] has of each sample.
     reference: Option<Vec<f32>>,
 }
 
@@ -106,7 +106,7 @@ impl Dataset {
         self.seq
     }
 
-    /// The same samples with a number for each, which micro-batches have then as [`MicroBatch::reference`]. 4 bytes of host
+    /// The same samples with a number for each, which micro-batches have then as [`BesideTargets::Reference`]. 4 bytes of host
     /// memory a sample.
     ///
     /// # Panics
@@ -287,8 +287,9 @@ impl Dataset {
             let lengths = samples.iter().map(|&sample| self.length(sample) as i32);
             batch.lengths = Some(lengths.collect());
         }
-        let reference = self.reference.as_ref();
-        batch.reference = reference.map(|of| samples.iter().map(|&sample| of[sample]).collect());
+        let of_samples = |of: &Vec<f32>| samples.iter().map(|&sample| of[sample]).collect();
+        let reference = self.reference.as_ref().map(of_samples);
+        batch.beside = reference.map(BesideTargets::Reference);
         batch.make_room();
         for &sample in samples {
             let (source, sample) = self.locate(sample);

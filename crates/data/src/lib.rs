@@ -66,7 +66,7 @@ mod shards;
 mod source;
 mod tokens;
 
-pub use batch::{MASKED, MicroBatch, StepBatch};
+pub use batch::{BesideTargets, MASKED, MicroBatch, PolicyTargets, StepBatch};
 pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use cut_documents::CutDocuments;

@@ -37,6 +37,22 @@ impl Model {
         Ok(())
     }
 
+    /// The loss of each token of a micro-batch, `[b s]` f32, as [`Model::loss`]; 0 where it is masked.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    ///
+    /// # Panics
+    /// As [`Model::loss`], and if the micro-batch has several parts.
+    pub fn token_losses<'a>(&'a self, work: Work<'a>) -> Result<Buffer> {
+        let chunk = self.head_chunk();
+        let losses = self.forward(work, |pass, x| {
+            self.architecture().head.losses(pass, x.view(), chunk)
+        })?;
+        let [losses] = losses.try_into().expect("sequences are whole");
+        Ok(losses)
+    }
+
     /// The logits `[b, v]` for the token after the last one of each sequence. There may be several sequences of one
     /// token, or one sequence of several.
     ///

@@ -107,7 +107,7 @@ pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };
 pub use position::LayerActivation;
-pub use purpose::{LossPart, Preferences, Purpose, StepLoss, Training};
+pub use purpose::{HeadLoss, LossPart, PolicyGradient, Preferences, Purpose, StepLoss, Training};
 pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;

@@ -6,8 +6,8 @@ use crate::stage::Declared;
 use crate::stages::Rotary;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache,
-    LayerState, LossPart, Model, ParameterId, Preferences, Purpose, ReplayCounts, Result,
-    SavedActivations, StepLoss,
+    LayerState, LossPart, Model, ParameterId, Purpose, ReplayCounts, Result, SavedActivations,
+    StepLoss,
 };
 use kernels::operation::{ByColumns, Sum};
 use kernels::{Dropout, Init, Kernels};
@@ -123,11 +123,6 @@ impl<'a> Pass<'a> {
     /// Whether adapters add to what layers compute.
     pub(crate) fn has_adapters(&self) -> bool {
         !matches!(self.work.purpose, Purpose::Reference)
-    }
-
-    /// The inputs of the loss of preferences; none where the loss is that of next tokens.
-    pub(crate) fn preferences(&mut self) -> Option<Preferences<'a>> {
-        self.step_loss().preferences
     }
 
     /// Whether a cache has what layers keep of earlier tokens; if not, all tokens of a sequence pass at once.
@@ -327,7 +322,7 @@ impl<'a> Pass<'a> {
         self.model.index(id)
     }
 
-    /// `[1]` f32: the factor on gradients of losses, 1 / targets of the whole step, or 1 / pairs under preferences.
+    /// `[1]` f32: the factor on gradients of losses, 1 / targets of the whole step, 1 / pairs under preferences, or 1 for a policy.
     ///
     /// # Panics
     /// If this is a forward pass alone.

@@ -42,16 +42,28 @@ pub struct Training<'a> {
 
 /// The loss that a step's micro-batches sum up.
 pub struct StepLoss<'a> {
-    /// f32: what [`LossPart`] names so far: the first alone, or that with those of routers or of preferences.
+    /// f32: what [`LossPart`] names so far: the first alone, or that with those of routers, of preferences or of a policy.
     pub sums: Out<'a>,
     /// Whether nothing has been added yet, to each.
-    pub are_first: [bool; LossPart::WITH_PREFERENCES],
+    pub are_first: [bool; LossPart::MOST],
     /// Micro-batches of the whole step, over which losses of routers are averaged.
     pub micro_batches: usize,
-    /// `[1]` f32: the factor on gradients, 1 / targets of the whole step, or 1 / pairs under preferences.
+    /// `[1]` f32: the factor on gradients, 1 / targets of the whole step, 1 / pairs under preferences, or 1 for a policy.
     pub gradient_scale: In<'a>,
-    /// The inputs of the loss of preferences; none where the loss is that of next tokens.
-    pub preferences: Option<Preferences<'a>>,
+    /// What the head's loss is.
+    pub of_head: HeadLoss<'a>,
+}
+
+/// What the head's loss is, with what it takes beside targets.
+#[allow(clippy::large_enum_variant, reason = "there is one for a micro-batch")]
+#[derive(Clone, Copy)]
+pub enum HeadLoss<'a> {
+    /// The mean loss of next tokens.
+    NextTokens,
+    /// That of preferences.
+    Preferences(Preferences<'a>),
+    /// That of a policy gradient.
+    Policy(PolicyGradient<'a>),
 }
 
 /// Direct preference optimisation: every two sequences of a micro-batch are a pair, the chosen one before the rejected one.
@@ -63,10 +75,32 @@ pub struct Preferences<'a> {
     pub beta: f32,
 }
 
-/// The parts of a step's loss. A step has the first alone, or that with those of routers, or with those of preferences.
+/// The clipped loss of a policy gradient ([`kernels::operation::PolicyGradientLoss`]), of targets that an earlier policy wrote. The tensors are
+/// `[rows, seq]` f32.
+#[derive(Clone, Copy)]
+pub struct PolicyGradient<'a> {
+    /// The log-probability of each target under the policy that wrote it.
+    pub old: In<'a>,
+    /// That under the policy that the model is to stay near.
+    pub reference: Option<In<'a>>,
+    /// How much better than expected each target is.
+    pub advantages: In<'a>,
+    /// The share of each target in the step's loss; 0 where it is masked.
+    pub weights: In<'a>,
+    /// How far below 1 a ratio may fall.
+    pub clip_low: f32,
+    /// How far above 1 a ratio may rise.
+    pub clip_high: f32,
+    /// The factor on the distance from the reference.
+    pub beta: f32,
+    /// Whether a sequence has one ratio.
+    pub by_sequence: bool,
+}
+
+/// The parts of a step's loss. A step has the first alone, or that with those of routers, of preferences, or of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossPart {
-    /// The sum of the losses of all targets, or of all pairs.
+    /// The sum of the losses of all targets, of all pairs, or of a policy's weighed targets.
     Targets,
     /// The loss of balance of routers.
     RouterAux,
@@ -78,21 +112,27 @@ pub enum LossPart {
     Rejected,
     /// The pairs whose chosen sequence has the larger reward.
     Preferred,
+    /// The weighed distances of a policy's targets from the reference.
+    Kl,
+    /// The weights of a policy's targets whose ratio is clipped.
+    Clipped,
+    /// The weights of all of a policy's targets.
+    Weights,
 }
 
 impl LossPart {
     /// Number of parts where routers have losses.
     pub const WITH_ROUTERS: usize = 3;
-    /// Number of parts under preferences, the most there are.
-    pub const WITH_PREFERENCES: usize = 4;
+    /// Number of parts under preferences, and of a policy: the most there are.
+    pub const MOST: usize = 4;
 
     /// Its place among the parts of a step.
     fn place(self) -> usize {
         match self {
             LossPart::Targets => 0,
-            LossPart::RouterAux | LossPart::Chosen => 1,
-            LossPart::RouterZ | LossPart::Rejected => 2,
-            LossPart::Preferred => 3,
+            LossPart::RouterAux | LossPart::Chosen | LossPart::Kl => 1,
+            LossPart::RouterZ | LossPart::Rejected | LossPart::Clipped => 2,
+            LossPart::Preferred | LossPart::Weights => 3,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, DeferredGradients,
-    DrawingOrder, Fresh, Model, ModelConfig, Policy, Purpose, SavedActivations, StepLoss, Training,
-    Work, initialise,
+    DrawingOrder, Fresh, HeadLoss, Model, ModelConfig, Policy, Purpose, SavedActivations, StepLoss,
+    Training, Work, initialise,
 };
 use kernels::Kernels;
 use kernels::cpu::Cpu;
@@ -118,7 +118,7 @@ impl TestModel {
                 are_first: [true; 4],
                 micro_batches: 1,
                 gradient_scale: self.scale.view(),
-                preferences: None,
+                of_head: HeadLoss::NextTokens,
             }],
             deferred,
             is_stopped,

@@ -18,9 +18,9 @@ mod tensorboard;
 
 pub use growth::MemoryGrowth;
 pub use metrics::{
-    CheckpointRecord, EndRecord, EvalRecord, METRICS_SCHEMA_VERSION, MetricsFile, ResumeRecord,
-    RewardMarks, RouterMarks, RunRecord, SampleRecord, StepRecord, Timing, UnderflowMarks,
-    max_rss_bytes, milliseconds, resident_bytes,
+    CheckpointRecord, EndRecord, EvalRecord, METRICS_SCHEMA_VERSION, MetricsFile, PolicyMarks,
+    ResumeRecord, RewardMarks, RouterMarks, RunRecord, SampleRecord, StepRecord, Timing,
+    UnderflowMarks, max_rss_bytes, milliseconds, resident_bytes,
 };
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::{Busy, Progress};

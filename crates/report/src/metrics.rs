@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The form of `metrics.jsonl`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-pub const METRICS_SCHEMA_VERSION: u32 = 4;
+pub const METRICS_SCHEMA_VERSION: u32 = 5;
 
 /// The first line: what runs, and where.
 #[derive(Clone, Debug, Serialize)]
@@ -132,6 +132,9 @@ pub struct StepRecord {
     /// Rewards of the step's pairs, if the loss is that of preferences.
     #[serde(flatten)]
     pub rewards: Option<RewardMarks>,
+    /// What a step on a policy gradient was far from, and what of it was clipped, if a program makes such steps.
+    #[serde(flatten)]
+    pub policy: Option<PolicyMarks>,
     /// Passes over the data so far, this step included.
     pub epoch: f64,
     /// Targets counted.
@@ -186,6 +189,16 @@ pub struct RewardMarks {
     pub rewards_margin: f32,
     /// The share of pairs whose chosen sequence has the larger one.
     pub rewards_accuracy: f32,
+}
+
+/// Means over the targets of a step on a policy gradient.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicyMarks {
+    /// How far the policy is from the reference: of q, by how much likelier the reference makes a target in log-probability, the mean of
+    /// exp(q) - q - 1.
+    pub policy_kl: f32,
+    /// The share of targets whose ratio of probabilities is clipped.
+    pub policy_clip_share: f32,
 }
 
 /// What the routers of a mixture of experts did in a step.

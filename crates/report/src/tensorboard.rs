@@ -256,6 +256,7 @@ mod tests {
                 block: 3,
             }],
             rewards: None,
+            policy: None,
             tokens: 7,
             epoch: 0.5,
             timing: Timing::new(

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::error::SessionError;
 use crate::read_back::widened;
 use crate::session::Session;
-use kernels::Copy;
+use kernels::{Copy, Queue};
 use memory::{DType, In, Out};
 use std::ops::Range;
 
@@ -65,6 +65,17 @@ impl Session {
             Some(x) => self.copy(out, x),
             None => self.send(out, &self.parameter(index)?),
         }
+    }
+
+    /// The values of one parameter where they lie on the device, with nothing under way that writes them; none if they live in host memory or are
+    /// stored as codes. The last step must be finished.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device fails.
+    pub fn parameter_in_place(&self, index: usize) -> Result<Option<In<'_>>> {
+        self.kernels.finish(self.kernels.record(Queue::Compute)?)?;
+        let range = self.weights.layout().entries()[index].range();
+        Ok(self.weights.on_device(&range))
     }
 
     /// Copies the values of [`Session::gradient`] in the same way.

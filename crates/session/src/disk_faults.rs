@@ -38,7 +38,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
         part: memory::Rank::ALONE,
         documents: None,
         lengths: None,
-        reference: None,
+        beside: None,
     };
     StepBatch::from_iter(vec![micro; settings.accum])
 }

@@ -47,6 +47,12 @@ pub enum SessionError {
     /// The gradient of a frozen parameter was asked for.
     #[error("`{0}` is frozen (train.freeze), so it has no gradient")]
     Frozen(String),
+    /// A session was to sleep whose optimizer states are in a file, which goes with the session.
+    #[error(
+        "optimizer states are in a scratch file, which goes when the device's memory is given back (offload.optimizer): keep them in \
+         memory with offload.optimizer=pinned"
+    )]
+    StatesOnDisk,
     /// Invalid weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),

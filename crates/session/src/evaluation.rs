@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::error::SessionError;
-use crate::forward::Forward;
+use crate::forward::{Forward, WhichModel};
 use crate::losses::from_last_stage;
 use crate::neighbours::Neighbours;
 use crate::read_back::PendingNumbers;
@@ -97,6 +97,31 @@ impl Forward<'_> {
             losses.extend(self.losses_of(&micro?)?);
         }
         Ok((losses, self.memory.step_memory().phase_peaks.eval))
+    }
+
+    /// The loss of each token of micro-batches, in order, 0 where it is masked, and the most live device bytes. Nothing of them stays on
+    /// the device.
+    ///
+    /// # Errors
+    /// As [`Forward::evaluate`].
+    pub fn token_losses<E: From<SessionError>>(
+        &mut self,
+        which: WhichModel,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<(Vec<f32>, u64), E> {
+        let _place = self.memory.enter(Phase::Eval, Layer::Whole);
+        let mut losses = Vec::new();
+        for micro in batches {
+            losses.extend(self.token_losses_of(which, &micro?)?);
+        }
+        Ok((losses, self.memory.step_memory().phase_peaks.eval))
+    }
+
+    fn token_losses_of(&mut self, which: WhichModel, micro: &MicroBatch) -> Result<Vec<f32>> {
+        let (memory, model, kernels) = (self.memory, self.model, self.kernels);
+        let batch = upload(memory, kernels, micro, None)?;
+        let losses = model.token_losses(self.work_of(which, std::slice::from_ref(&batch)))?;
+        Ok(PendingNumbers::start(kernels, losses.view())?.finish(kernels)?)
     }
 
     fn losses_of(&mut self, micro: &MicroBatch) -> Result<Vec<f32>> {

@@ -20,6 +20,17 @@ pub struct Forward<'a> {
     pub(crate) pipeline: Option<(&'a Pipeline, &'a Ranks)>,
     /// The ranks that train together.
     pub(crate) ranks: Option<&'a Ranks>,
+    /// Whether text that is being generated is to be broken off.
+    pub(crate) stop: &'a dyn Fn() -> bool,
+}
+
+/// Which of two models that share their weights computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhichModel {
+    /// The model that is trained, with its adapters if it has some.
+    Trained,
+    /// The model under the adapters, without them.
+    Reference,
 }
 
 impl Forward<'_> {
@@ -38,6 +49,17 @@ impl Forward<'_> {
             layers: self.layers.clone(),
             batches,
             purpose: Purpose::Inference(cached),
+        }
+    }
+
+    /// The work for the parts of a batch without a cache, by either model.
+    pub(crate) fn work_of<'w>(&'w mut self, which: WhichModel, batches: &'w [Batch]) -> Work<'w> {
+        Work {
+            purpose: match which {
+                WhichModel::Trained => Purpose::Inference(None),
+                WhichModel::Reference => Purpose::Reference,
+            },
+            ..self.work(batches, None)
         }
     }
 }

@@ -338,6 +338,9 @@ impl Forward<'_> {
         positions: &[i32],
         cached: Option<(&mut KvCache, Range<usize>, &[usize])>,
     ) -> Result<Buffer> {
+        if (self.stop)() {
+            return Err(SessionError::Stopped);
+        }
         let (memory, kernels, model) = (self.memory, self.kernels, self.model);
         let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
         let seq = ids.len() / rows;

@@ -124,6 +124,7 @@ impl Inference {
             layers: 0..self.model.layers(),
             pipeline: None,
             ranks: None,
+            stop: &|| false,
         }
     }
 }

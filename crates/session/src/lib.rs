@@ -3,6 +3,8 @@
 //! [`Session`] trains, and evaluates and generates between steps; it is the same code for a run and, on shapes, for its plan.
 //! Weights and optimizer states go into it and out of it by name. [`Inference`] has a model's weights alone.
 
+mod asleep;
+mod beside_targets;
 mod calls;
 mod copies;
 #[cfg(test)]
@@ -31,15 +33,16 @@ mod update;
 mod upload;
 mod weights;
 
+pub use asleep::Asleep;
 pub use calls::{LibraryCalls, StepCalls, calls_of_a_step, library_calls};
 pub use copies::NamedStateCopy;
 pub use error::{OptimizerStateError, Result, SessionError};
 pub use evaluation::Evaluation;
-pub use forward::Forward;
+pub use forward::{Forward, WhichModel};
 pub use generation::{CachedText, Generated, Generation, PROMPT_CHUNK};
 pub use incoming::IncomingWeights;
 pub use inference::Inference;
-pub use outcome::{Rewards, StepOutcome};
+pub use outcome::{PolicyNumbers, Rewards, StepOutcome};
 pub use peaks_between_steps::{PeaksBetween, longest_and_shortest};
 pub use routers::RouterChoices;
 pub use sampling::Sampling;

@@ -3,7 +3,7 @@
 use crate::sum_of_ranks::{add_gathered, gather};
 use kernels::{Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
-use model::{LossPart, Preferences, StepLoss};
+use model::{HeadLoss, LossPart, StepLoss};
 use std::ops::Range;
 use units::{Ranks, exchange_stages};
 
@@ -12,10 +12,10 @@ const ALL_CAME: &str = "the losses of all ranks have come before they are added 
 
 /// Where losses are added up, and what their gradients are multiplied by.
 pub(crate) struct Losses {
-    /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and 1 / targets of the step, or 1 / pairs, by which gradients are
-    /// multiplied.
+    /// `[parts + 1]` f32: the parts of the step's loss ([`LossPart`]), and what gradients are multiplied by
+    /// ([`StepLoss::gradient_scale`]).
     sums_and_scale: Buffer,
-    /// 1, or more where routers have losses of their own, or pairs have rewards.
+    /// 1, or more where routers have losses of their own, pairs have rewards, or a policy is learnt.
     parts: usize,
     /// `[each parts]` f32: of the micro-batch that is being made, of each of this rank's parts of its sequences, where that is added up
     /// apart: several routers add to it, and the order of sums must not depend on the number of ranks.
@@ -64,7 +64,7 @@ impl Losses {
         })
     }
 
-    /// A step of so many targets, or pairs, begins.
+    /// A step begins that counts so many targets, or pairs; 1 for a policy, whose targets have weights.
     pub(crate) fn begin_step(
         &mut self,
         kernels: &Kernels,
@@ -80,11 +80,11 @@ impl Losses {
     pub(crate) fn of_micro_batch<'a>(
         &'a mut self,
         is_first: bool,
-        (micro_batches, preferences): (usize, Option<Preferences<'a>>),
+        (micro_batches, of_head): (usize, HeadLoss<'a>),
     ) -> Vec<StepLoss<'a>> {
         let (sums, scale) = self.sums_and_scale.view_mut().split_at(self.parts);
         let gradient_scale = scale.into_in();
-        let are_first = [is_first || self.current.is_some(); LossPart::WITH_PREFERENCES];
+        let are_first = [is_first || self.current.is_some(); LossPart::MOST];
         let places = match &mut self.current {
             Some(current) => {
                 let each = current.dims()[0] / self.parts;
@@ -99,7 +99,7 @@ impl Losses {
             are_first,
             micro_batches,
             gradient_scale,
-            preferences,
+            of_head,
         });
         losses.collect()
     }

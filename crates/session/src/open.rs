@@ -15,7 +15,7 @@ use memory::{Home, Homes, Layer, Memory, Phase, Rank};
 use model::{BatchShape, Computation, LossPart, Model};
 use optim::{Optimizer, Recipe};
 use scratch::ScratchFolder;
-use settings::{BetweenSteps, Settings};
+use settings::{BetweenSteps, Settings, StepObjective};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -111,10 +111,10 @@ impl Session {
         let architecture = model.architecture();
         let rate = settings.router_bias_rate;
         let routers = Routers::lease(memory, (architecture, &layout), ranks, rate)?;
-        let parts = match (settings.preferences, architecture.router_losses) {
-            (Some(_), _) => LossPart::WITH_PREFERENCES,
-            (None, Some(_)) => LossPart::WITH_ROUTERS,
-            (None, None) => 1,
+        let parts = match (settings.objective, architecture.router_losses) {
+            (StepObjective::Preferences { .. } | StepObjective::Policy, _) => LossPart::MOST,
+            (StepObjective::NextTokens, Some(_)) => LossPart::WITH_ROUTERS,
+            (StepObjective::NextTokens, None) => 1,
         };
         let losses = Losses::lease(memory, ranks, settings.accum, parts)?;
         let shape = BatchShape {
@@ -179,7 +179,7 @@ fn orders(settings: &Settings) -> Result<PassOrders> {
         checkpoint_copy: false,
         ranks: ranks.filter(is_needed).map(alone),
         // A pass for the reference has the order of a forward pass.
-        has_reference: true,
+        objective: settings.objective.with_reference(),
         homes: Homes {
             states: Home::Device,
             weights: Home::Device,

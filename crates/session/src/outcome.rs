@@ -5,6 +5,7 @@ use crate::routers::RouterChoices;
 use kernels::{KernelError, Kernels, StepTraffic, Traffic};
 use memory::StepMemory;
 use model::{ReplayCounts, UnderflowShare};
+use settings::StepObjective;
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -14,7 +15,8 @@ pub(crate) struct InFlight {
     pub(crate) lr: f64,
     pub(crate) lr_matrices: Option<f64>,
     pub(crate) targets: usize,
-    /// The divisor of the losses: targets, or pairs.
+    pub(crate) objective: StepObjective,
+    /// The divisor of the losses: targets, or pairs; 1 for a policy, whose targets have weights.
     pub(crate) counted: usize,
     pub(crate) tokens: usize,
     pub(crate) memory: StepMemory,
@@ -36,10 +38,12 @@ pub(crate) struct InFlight {
 pub struct StepOutcome {
     /// The step, from 1.
     pub step: usize,
-    /// Mean over all targets, or pairs, of the step.
+    /// Mean over all targets, or pairs, of the step; for a policy the sum by the weights of targets.
     pub loss: f32,
     /// Rewards of the step's pairs, if the loss is that of preferences.
     pub rewards: Option<Rewards>,
+    /// How far the step's policy was from others, if its loss is that of a policy gradient.
+    pub policy: Option<PolicyNumbers>,
     /// What routers' losses of balance and of the size of logits add to it, if the model has such.
     pub router_losses: Option<[f32; 2]>,
     /// Global norm of the gradients before clipping.
@@ -85,6 +89,16 @@ pub struct Rewards {
     pub accuracy: f32,
 }
 
+/// Means over a step's targets by their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PolicyNumbers {
+    /// How far the model is from the reference: of q, by how much likelier the reference makes the target in log-probability, the mean of
+    /// exp(q) - q - 1. 0 without a reference.
+    pub kl: f32,
+    /// The share of targets whose ratio is clipped.
+    pub clip_share: f32,
+}
+
 impl StepOutcome {
     /// Whether loss and gradients are finite. If not, the step was skipped: weights and optimizer states are as they
     /// were. Where gradients are released, that is so of the parts whose own are not finite, and of all if the loss is not.
@@ -118,23 +132,30 @@ impl InFlight {
             None => Vec::new(),
         };
         let mean = |sum: f32| f64::from(sum) / self.counted as f64;
-        let (router_losses, rewards) = match losses[1..] {
-            [chosen, rejected, preferred] => (
-                None,
-                Some(Rewards {
-                    chosen: mean(chosen) as f32,
-                    rejected: mean(rejected) as f32,
-                    margin: (mean(chosen) - mean(rejected)) as f32,
-                    accuracy: mean(preferred) as f32,
-                }),
-            ),
-            [aux, z] => (Some([aux, z]), None),
-            _ => (None, None),
-        };
+        let (mut router_losses, mut rewards, mut policy) = (None, None, None);
+        match (self.objective, &losses[1..]) {
+            (StepObjective::Policy, [kl, clipped, weights]) => {
+                policy = Some(PolicyNumbers {
+                    kl: kl / weights,
+                    clip_share: clipped / weights,
+                });
+            }
+            (_, [chosen, rejected, preferred]) => {
+                rewards = Some(Rewards {
+                    chosen: mean(*chosen) as f32,
+                    rejected: mean(*rejected) as f32,
+                    margin: (mean(*chosen) - mean(*rejected)) as f32,
+                    accuracy: mean(*preferred) as f32,
+                });
+            }
+            (_, [aux, z]) => router_losses = Some([*aux, *z]),
+            _ => {}
+        }
         Ok(StepOutcome {
             step: self.step,
             loss: mean(losses[0]) as f32,
             rewards,
+            policy,
             router_losses,
             grad_norm,
             lr: self.lr,

@@ -2,17 +2,20 @@
 //! pipeline each micro-batch goes forward and backward at once.
 
 use crate::Result;
+use crate::beside_targets::Beside;
 use crate::neighbours::Neighbours;
 use crate::session::{Session, own};
 use crate::upload::{LentTokens, upload};
 use data::{MicroBatch, StepBatch};
 use kernels::{Section, StepTraffic, Traffic};
-use memory::{Buffer, Category, DType, Home, Layer, Phase};
+use memory::{Home, Layer, Phase};
 use model::{
-    Batch, BatchShape, DeferredGradients, DropoutSite, ModelError, Preferences, Purpose,
-    Randomness, ReplayCounts, Training, Work,
+    Batch, BatchShape, DeferredGradients, DropoutSite, ModelError, Purpose, Randomness,
+    ReplayCounts, Training, Work,
 };
-use settings::{Carried, Handover, OrderedTask, PassKind, Settings, StageTask, TaskKind};
+use settings::{
+    Carried, Handover, OrderedTask, PassKind, Settings, StageTask, StepObjective, TaskKind,
+};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -26,7 +29,7 @@ struct Passes<'a> {
     dropout_sites: Vec<(usize, DropoutSite)>,
     lent: Option<LentTokens>,
     /// Those between the forward and the backward pass of a virtual stage.
-    under_way: HashMap<(usize, usize), BegunMicroBatch>,
+    under_way: HashMap<(usize, usize), BegunMicroBatch<'a>>,
     /// The gradients that backward passes have deferred, by virtual stage and micro-batch.
     deferred: HashMap<(usize, usize), DeferredGradients>,
     neighbours: Neighbours,
@@ -38,11 +41,10 @@ struct Passes<'a> {
 }
 
 /// A micro-batch on the device.
-struct BegunMicroBatch {
+struct BegunMicroBatch<'a> {
     /// This rank's parts of it, or all of it.
     batches: Vec<Batch>,
-    /// As of [`Session::reference`].
-    reference: Option<Buffer>,
+    beside: Beside<'a>,
     section: Option<Section>,
 }
 
@@ -57,10 +59,10 @@ impl Session {
         let mut passes = Passes {
             own: own(&self.settings, step).collect(),
             micro_batches: step.micro.len(),
-            dropout_sites: match self.settings.preferences {
-                // The model and its reference must differ in what was learnt alone.
-                Some(_) => Vec::new(),
-                None => self.model.architecture().dropout_sites(),
+            dropout_sites: match self.settings.objective {
+                StepObjective::NextTokens => self.model.architecture().dropout_sites(),
+                // The model and what it is compared with must differ in what was learnt alone.
+                StepObjective::Preferences { .. } | StepObjective::Policy => Vec::new(),
             },
             lent,
             under_way: HashMap::new(),
@@ -196,7 +198,11 @@ impl Session {
     }
 
     /// Leases and uploads a micro-batch.
-    fn begin_micro_batch(&mut self, passes: &Passes, index: usize) -> Result<BegunMicroBatch> {
+    fn begin_micro_batch<'a>(
+        &mut self,
+        passes: &Passes<'a>,
+        index: usize,
+    ) -> Result<BegunMicroBatch<'a>> {
         let (number, parts) = passes.own[index];
         let section = section(&self.settings, (index, passes.own.len()), &parts[0]);
         // Tokens of parts are not contiguous in what is lent.
@@ -208,10 +214,10 @@ impl Session {
         let sites = &passes.dropout_sites;
         let batches = batches.map(|(part, number)| self.batch((number, part), sites, lent));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        let reference = self.reference(&batches, &parts[0])?;
+        let beside = self.beside(&batches, &parts[0])?;
         Ok(BegunMicroBatch {
             batches,
-            reference,
+            beside,
             section,
         })
     }
@@ -249,12 +255,7 @@ impl Session {
             self.gradients.begin_micro_batch(task.virtual_stage);
         }
         let layers = self.layers_of(task);
-        let preferences = self.settings.preferences.zip(begun.reference.as_ref());
-        let preferences = preferences.map(|(beta, reference)| Preferences {
-            reference: reference.view(),
-            beta,
-        });
-        let of_step = (passes.micro_batches, preferences);
+        let of_step = (passes.micro_batches, begun.beside.head_loss());
         let losses = self.losses.of_micro_batch(index == 0, of_step);
         let (kernels, neighbours) = (&*self.kernels, &mut passes.neighbours);
         let (stop, step_before) = (&*self.stop, self.in_flight.as_ref());
@@ -326,36 +327,6 @@ impl Session {
             neighbours.keep(of, made);
         }
         Ok(ended?)
-    }
-
-    /// `[rows]` f32: the sum of the losses of each of a micro-batch's sequences under the model that the training began with. It
-    /// is known, or made by a forward pass without adapters. None without preferences.
-    fn reference(&mut self, batches: &[Batch], micro: &MicroBatch) -> Result<Option<Buffer>> {
-        if self.settings.preferences.is_none() {
-            return Ok(None);
-        }
-        let (name, rows) = ("reference", [micro.rows]);
-        let mut sums = self.memory.lease(Category::Input, name, rows, DType::F32)?;
-        match &micro.reference {
-            Some(known) => {
-                let known = bytemuck::cast_slice(known);
-                self.kernels.upload(sums.view_mut(), known)?;
-            }
-            None => {
-                assert!(
-                    !self.settings.has_reference,
-                    "data comes with the losses of its reference"
-                );
-                let mut forward = self.forward_in_step();
-                let model = forward.model;
-                let work = Work {
-                    purpose: Purpose::Reference,
-                    ..forward.work(batches, None)
-                };
-                model.sequence_losses(work, &mut sums)?;
-            }
-        }
-        Ok(Some(sums))
     }
 }
 

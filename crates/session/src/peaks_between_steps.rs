@@ -1,7 +1,8 @@
 //! The work between steps with empty inputs: for plans, and for rehearsals of matrix products.
 
 use crate::shapes::{lengths, shape_of_a_micro_batch, shape_of_a_step};
-use crate::{Generation, Result, Sampling, Session, SessionError};
+use crate::{Generation, Result, Sampling, Session, SessionError, WhichModel};
+use settings::{SampledText, StepObjective};
 
 /// The most live device bytes of the work between steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,17 +38,23 @@ impl Session {
         if let Some(rows) = planned.evaluation {
             self.memory.begin_step();
             let settings = self.settings.clone();
-            let micro = |seq: usize| Ok(shape_of_a_micro_batch(&settings, rows, seq));
-            let evaluation = self
-                .forward()?
-                .evaluate::<SessionError>(lengths.into_iter().map(micro))?;
-            between.evaluation = Some(evaluation.peak_bytes);
+            let micro = |seq: &usize| Ok(shape_of_a_micro_batch(&settings, rows, *seq));
+            let micro = lengths.iter().map(micro);
+            let mut forward = self.forward()?;
+            between.evaluation = Some(match settings.objective {
+                StepObjective::Policy => {
+                    forward.token_losses::<SessionError>(WhichModel::Reference, micro.clone())?;
+                    forward
+                        .token_losses::<SessionError>(WhichModel::Trained, micro)?
+                        .1
+                }
+                _ => forward.evaluate::<SessionError>(micro)?.peak_bytes,
+            });
         }
-        if let Some(window) = planned.sample {
+        if let Some(SampledText { sequences, tokens }) = planned.sample {
             self.memory.begin_step();
-            for (prompt, wanted) in longest_and_shortest(window) {
-                self.forward()?
-                    .generate(&[vec![0; prompt]], &wanted, |_, _| ())?;
+            for (prompts, wanted) in longest_and_shortest(sequences, tokens) {
+                self.forward()?.generate(&prompts, &wanted, |_, _| ())?;
             }
             between.sample = Some(self.memory.step_memory().phase_peaks.eval);
         }
@@ -55,15 +62,19 @@ impl Session {
     }
 }
 
-/// The two cases that need most memory: reading the longest prompt, and making a token after the shortest. Together
-/// they cover every prompt.
-pub fn longest_and_shortest(window: usize) -> [(usize, Generation); 2] {
-    let wanted = |max_tokens| Generation {
-        max_tokens,
-        window,
-        ends: Vec::new(),
-        sampling: Sampling::GREEDY,
-        uses_cache: true,
-    };
-    [(window, wanted(0)), (1, wanted(2))]
+/// The two cases that need most memory: reading the longest prompt, and making a token after the shortest. Together they cover all
+/// prompts: these are read one after the other, so one long prompt needs as much as many.
+pub fn longest_and_shortest(sequences: usize, window: usize) -> [(Vec<Vec<u32>>, Generation); 2] {
+    [(window, 0), (1, 2)].map(|(longest, max_tokens)| {
+        let mut prompts = vec![vec![0]; sequences];
+        prompts[0] = vec![0; longest];
+        let wanted = Generation {
+            max_tokens,
+            window,
+            ends: Vec::new(),
+            sampling: Sampling::GREEDY,
+            uses_cache: true,
+        };
+        (prompts, wanted)
+    })
 }

@@ -25,6 +25,23 @@ impl Sampling {
         top_p: 1.0,
         seed: 0,
     };
+
+    /// Why no token can be drawn like this, if so.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check(&self) -> Result<(), String> {
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err("a temperature is a number from 0 on".into());
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err("a probability (top_p) is above 0 and at most 1".into());
+        }
+        match self.top_k {
+            Some(0) => Err("top_k is at least 1".into()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The draws of one sequence. They depend only on the seed and on the sequence's number among the prompts.

@@ -15,7 +15,7 @@ use memory::{Memory, Rank, UpdateTime};
 use model::{Model, SavedActivations};
 use optim::Optimizer;
 use scratch::ScratchFolder;
-use settings::{PassKind, Settings};
+use settings::{PassKind, Settings, StepObjective};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -111,9 +111,10 @@ impl Session {
         if self.optimizer.update_time() == UpdateTime::Backward {
             self.begin_update()?;
         }
-        let counted = match self.settings.preferences {
-            Some(_) => batch.pairs(),
-            None => targets,
+        let counted = match self.settings.objective {
+            StepObjective::NextTokens => targets,
+            StepObjective::Preferences { .. } => batch.pairs(),
+            StepObjective::Policy => 1,
         };
         let made = self.run_micro_batches(batch, lent, counted);
         self.is_half_updated =
@@ -153,6 +154,7 @@ impl Session {
             lr: self.settings.schedule.rate(self.step),
             lr_matrices: self.settings.matrix_rate(self.step),
             targets,
+            objective: self.settings.objective,
             counted,
             tokens: own(&self.settings, batch)
                 .flat_map(|(_, parts)| parts)
@@ -199,7 +201,7 @@ impl Session {
 
     /// Breaks off every step during which `stop` says so, before its next block, with
     /// [`SessionError::Stopped`](crate::SessionError::Stopped). Nothing is left of such a step: weights and states are those after the one
-    /// before, once [`Session::finish_step`] returned.
+    /// before, once [`Session::finish_step`] returned. Text that is being generated is broken off at its next token.
     pub fn stop_when(&mut self, stop: impl Fn() -> bool + 'static) {
         self.stop = Box::new(stop);
     }
@@ -268,6 +270,7 @@ impl Session {
             layers: 0..self.model.layers(),
             pipeline: self.settings.pipeline.as_ref().zip(ranks),
             ranks,
+            stop: &*self.stop,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Steps whose tokens are all zero, for sessions that compute nothing.
 
-use data::{MicroBatch, Packing, StepBatch, padded_lengths};
+use data::{BesideTargets, MicroBatch, Packing, PolicyTargets, StepBatch, padded_lengths};
 use memory::Rank;
-use settings::Settings;
+use settings::{Settings, StepObjective};
 
 /// A step on shapes makes two: the second finds what the first leaves behind, and so do all later ones.
 pub const MICRO_BATCHES_MAX: usize = 2;
@@ -71,6 +71,11 @@ fn shape_of_a_part(settings: &Settings, rows: usize, seq: usize, part: Rank) -> 
         part,
         documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
         lengths: (settings.packing != Packing::Concatenate).then(|| vec![seq as i32; rows]),
-        reference: settings.has_reference.then(|| vec![0.0; rows]),
+        beside: match settings.objective {
+            StepObjective::Policy => Some(BesideTargets::Policy(PolicyTargets::uncounted(tokens))),
+            objective => objective
+                .has_reference()
+                .then(|| BesideTargets::Reference(vec![0.0; rows])),
+        },
     }
 }

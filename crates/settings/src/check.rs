@@ -10,7 +10,7 @@ use super::device::Device;
 use super::error::{ConfigError, refused};
 use super::keys::OptimConfig;
 use super::schema::Config;
-use super::{dpo, expert_unit, fp8, lora, ranks};
+use super::{dpo, expert_unit, fp8, lora, policy, ranks};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Parameter, Parameters};
@@ -79,6 +79,7 @@ pub fn contradictions(config: &Config) -> Result {
     lora::check(config)?;
     fp8::check(config)?;
     dpo::check(config)?;
+    policy::check(config)?;
     release(config)?;
     ranks::check(config)?;
     if config.optim.kind == OptimizerKind::Adafactor {
@@ -113,6 +114,7 @@ pub fn contradictions(config: &Config) -> Result {
 pub fn model(config: &Config) -> Result {
     config.model.validate()?;
     dpo::check_model(config)?;
+    policy::check_model(config)?;
     fp8::check_model(config)?;
     expert_unit::check(config)?;
     experts(config)

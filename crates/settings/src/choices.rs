@@ -80,6 +80,8 @@ choices! {
         NextToken = "next-token",
         /// That of preferences between two sequences (Rafailov et al. 2023).
         Dpo = "dpo",
+        /// A policy, by its gradient, in steps that a program makes.
+        Policy = "policy",
     }
 }
 

@@ -66,6 +66,12 @@ pub(crate) fn check(config: &Config) -> Result {
              --fp8; leave one of the two out",
         );
     }
+    if config.has_policy() {
+        return refused(
+            "--objective policy compares the model with log-probabilities that are made in bf16, so ratios would not begin at 1 with \
+             --fp8; leave one of the two out",
+        );
+    }
     if config.memory.tile_tokens.is_some() {
         return refused(
             "memory.tile_tokens cuts a micro-batch into tiles, and the scale of FP8 is one for the whole; leave --fp8 or the tiles out",

@@ -264,10 +264,11 @@ keys! {
             "Passes over the data, instead of a number of steps")
             .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
             .flag("--epochs", "N", TRAINING).marks(&[ComparedApart]),
-        objective: Objective = key(Kind::Choice(Objective::NAMES), "\"next-token\"", "What is learnt: next tokens, or preferences between pairs (dpo)")
+        objective: Objective = key(Kind::Choice(Objective::NAMES), "\"next-token\"", "What is learnt: next tokens, preferences between pairs (dpo), or a policy by its gradient")
             .details("dpo needs a folder that `trainer prepare` wrote of `chosen` and `rejected`, or batch files \
-                      whose every two rows are a pair. Nothing is dropped out.")
-            .flag("--objective", "next-token|dpo", TRAINING),
+                      whose every two rows are a pair. Steps of a policy are made by a program, with `policy_step` of the library or \
+                      of Python; plan knows them. Nothing is dropped out with either.")
+            .flag("--objective", "next-token|dpo|policy", TRAINING),
         seed: u64 = key(Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
             .flag("--seed", "N", TRAINING),
         device: Option<Device> = optional(Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")

@@ -28,6 +28,7 @@ pub mod load;
 mod lora;
 mod need;
 mod pipeline;
+mod policy;
 pub mod preset;
 mod ranks;
 mod reference;
@@ -67,7 +68,8 @@ pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schedule::{PipelineOrder, PipelineSchedule};
 pub use schema::{Config, HEURISTIC};
 pub use settings::{
-    BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,
+    BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, SampledText, Settings, StateFormats,
+    StepObjective, WholeMatrices,
 };
 pub use size::{Size, SizeError};
 pub use stage_tasks::{

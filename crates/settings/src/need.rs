@@ -66,7 +66,7 @@ mod rows {
         Error("says how many blocks interleaved stages take in turn, and parallel.schedule is another", "--pipeline-schedule interleaved",
             &["parallel.schedule"]));
     pub(crate) const DPO: Need = need(|run, _| run.train.objective == Objective::Dpo,
-        Error("says how preferences are learnt, and train.objective is next-token", "--objective dpo", &["train.objective"]));
+        Error("says how preferences are learnt, and train.objective is another", "--objective dpo", &["train.objective"]));
     pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,
         Error("is a number of muon, which is not the optimizer", "--optimizer muon", &["optim.kind"]));
     pub(crate) const ADAFACTOR: Need = need(|run, _| run.optim.kind == OptimizerKind::Adafactor,
@@ -93,8 +93,8 @@ mod rows {
         Warning("flash attention in bf16 with heads wider than 32"));
     pub(crate) const CODES: Need = need(|run, _| matches!(run.lora.base_dtype, Some(BaseType::EightBit | BaseType::Nf4 | BaseType::Mxfp4)),
         Warning("--base-dtype 8bit, nf4 and mxfp4"));
-    pub(crate) const NEXT_TOKENS: Need = need(|run, _| !run.has_pairs(),
-        Warning("--objective next-token: preferences are learnt without dropout"));
+    pub(crate) const NEXT_TOKENS: Need = need(|run, _| run.train.objective == Objective::NextToken,
+        Warning("--objective next-token: preferences and policies are learnt without dropout"));
     pub(crate) const BALANCE: Need = need(|run, _| run.model.router_aux > 0.0, Warning("model.router_aux above 0"));
     pub(crate) const QK_NORM: Need = need(|run, _| run.model.qk_norm, Warning("model.qk_norm"));
     pub(crate) const CLAMPED_SWIGLU: Need = need(|run, _| run.model.activation == ActivationFunction::ClampedSwiglu,

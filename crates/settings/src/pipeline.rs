@@ -203,6 +203,11 @@ fn check(config: &Config, architecture: &Architecture, zero: Zero) -> Result {
             "--objective dpo needs a second pass through the whole model; take --objective next-token",
         );
     }
+    if config.has_policy() {
+        return not_with(
+            "--objective policy asks for log-probabilities between steps, which take the whole model; take --objective next-token",
+        );
+    }
     if architecture.router_losses.is_some() {
         return not_with(
             "losses of routers take the choices of all blocks together; set model.router_aux and model.router_z_loss to 0 (biases of \

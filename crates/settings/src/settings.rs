@@ -1,7 +1,7 @@
 //! What a step is made of: the configuration, read by those who compute.
 
 use super::attention::attention;
-use super::choices::{Graphs, KernelChoice};
+use super::choices::{Graphs, KernelChoice, Objective};
 use super::error::ConfigError;
 use super::expert_unit;
 use super::fp8;
@@ -40,10 +40,8 @@ pub struct Settings {
     pub lora: Option<Lora>,
     /// The products that blocks compute in FP8; none: all are in the compute type.
     pub fp8: Option<Fp8Products>,
-    /// The factor on rewards, where every two sequences are a pair of which one is preferred; none: next tokens are learnt.
-    pub preferences: Option<f32>,
-    /// Whether data comes with the losses of a reference; otherwise that is the model under the adapters.
-    pub has_reference: bool,
+    /// What is learnt.
+    pub objective: StepObjective,
     /// Compute type.
     pub dtype: DType,
     /// Tokens in a sequence.
@@ -98,13 +96,74 @@ pub struct Settings {
     pub graphs_off: Option<&'static str>,
 }
 
+/// What a step learns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepObjective {
+    /// Next tokens.
+    NextTokens,
+    /// Preferences: every two sequences are a pair, of which one is preferred.
+    Preferences {
+        /// The factor on rewards.
+        beta: f32,
+        /// Whether data comes with the losses of a reference; otherwise that is the model under the adapters.
+        has_reference: bool,
+    },
+    /// A policy, by its gradient, from targets that come with their old log-probabilities and advantages.
+    Policy,
+}
+
+impl StepObjective {
+    fn of(config: &Config) -> StepObjective {
+        match config.train.objective {
+            Objective::NextToken => StepObjective::NextTokens,
+            Objective::Dpo => StepObjective::Preferences {
+                beta: config.dpo.beta as f32,
+                has_reference: config.dpo.reference.is_some(),
+            },
+            Objective::Policy => StepObjective::Policy,
+        }
+    }
+
+    /// Whether data comes with the losses of a reference.
+    pub fn has_reference(self) -> bool {
+        matches!(
+            self,
+            StepObjective::Preferences {
+                has_reference: true,
+                ..
+            }
+        )
+    }
+
+    /// The same where data comes with the losses of a reference, if preferences are learnt.
+    #[must_use]
+    pub fn with_reference(self) -> StepObjective {
+        match self {
+            StepObjective::Preferences { beta, .. } => StepObjective::Preferences {
+                beta,
+                has_reference: true,
+            },
+            other => other,
+        }
+    }
+}
+
 /// What is computed between training steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BetweenSteps {
     /// Sequences in a micro-batch of an evaluation.
     pub evaluation: Option<usize>,
-    /// Tokens of a sample of the model's text, its prompt included.
-    pub sample: Option<usize>,
+    /// Samples of the model's text.
+    pub sample: Option<SampledText>,
+}
+
+/// Texts that are generated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampledText {
+    /// Texts.
+    pub sequences: usize,
+    /// The most tokens of each, its prompt included.
+    pub tokens: usize,
 }
 
 /// Matrices that an optimizer updates as a whole.
@@ -176,8 +235,7 @@ impl Settings {
             freeze: config.train.freeze.clone(),
             lora: config.lora.adapters()?,
             fp8: config.fp8.products(),
-            preferences: config.has_pairs().then_some(config.dpo.beta as f32),
-            has_reference: config.dpo.reference.is_some(),
+            objective: StepObjective::of(config),
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,
@@ -551,6 +609,10 @@ fn graphs_off(config: &Config) -> Option<&'static str> {
             config.log.nvtx,
             "log.nvtx shows phases, which a graph does not tell",
         ),
+        (
+            config.has_policy(),
+            "each step of a policy may have other numbers of its loss, which a graph would keep",
+        ),
     ];
     let mut reasons = reasons.into_iter();
     reasons.find_map(|(is_so, reason)| is_so.then_some(reason))
@@ -560,10 +622,13 @@ fn between_steps(config: &Config) -> BetweenSteps {
     let (eval, log) = (&config.eval, &config.log);
     let samples = log.sample_prompt.len() + log.sample_tokens;
     BetweenSteps {
-        evaluation: eval
-            .every
-            .map(|_| eval.micro_batch.unwrap_or(config.batch.micro)),
-        sample: log.sample_every.map(|_| samples.min(config.data.seq)),
+        // A policy's log-probabilities are asked for between steps.
+        evaluation: (eval.every.is_some() || config.has_policy())
+            .then(|| eval.micro_batch.unwrap_or(config.batch.micro)),
+        sample: log.sample_every.map(|_| SampledText {
+            sequences: 1,
+            tokens: samples.min(config.data.seq),
+        }),
     }
 }
 

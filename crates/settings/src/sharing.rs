@@ -121,6 +121,11 @@ pub(crate) fn check(config: &Config) -> Result {
     if config.has_pairs() {
         return not_with("--objective dpo compares whole sequences; take --objective next-token");
     }
+    if config.has_policy() {
+        return not_with(
+            "--objective policy has numbers for whole sequences; take --objective next-token",
+        );
+    }
     if config.model.router_aux > 0.0 && config.model.router_aux_kind == RouterAuxKind::Sequence {
         return not_with(
             "model.router_aux_kind sequence balances each of them; take model.router_aux_kind layer",

@@ -1,7 +1,7 @@
 //! Pairs: two rows that stay together, whatever the order.
 
 use crate::fixture::{Folder, assert_says, open, open_error, options};
-use data::{Dataset, Inputs, MASKED, Options, Packing};
+use data::{BesideTargets, Dataset, Inputs, MASKED, Options, Packing};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,7 @@ fn they_stay_together_in_every_order() {
                     assert_eq!((pair[0] % 2, pair[1]), (0, pair[0] + 1), "{firsts:?}");
                 }
                 let known: Vec<f32> = firsts.iter().map(|row| *row as f32).collect();
-                assert_eq!(micro.reference, Some(known));
+                assert_eq!(micro.beside, Some(BesideTargets::Reference(known)));
                 seen.extend(firsts);
                 lengths.insert(micro.seq);
             }

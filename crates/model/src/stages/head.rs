@@ -2,9 +2,11 @@
 //! whole micro-batch never exist.
 
 use super::Norm;
-use crate::{Activation, Linear, LossPart, ParameterId, Pass, Preferences, Result};
+use crate::{
+    Activation, HeadLoss, Linear, LossPart, ParameterId, Pass, PolicyGradient, Preferences, Result,
+};
 use kernels::Init;
-use kernels::operation::{CrossEntropy, PreferenceLoss, SoftCap, Sum};
+use kernels::operation::{CrossEntropy, PolicyGradientLoss, PreferenceLoss, SoftCap, Sum};
 use memory::{Buffer, In, Layer, Out, Phase};
 use std::ops::Range;
 
@@ -25,8 +27,17 @@ struct Whole {
     x: Buffer,
     losses: Buffer,
     dx: Buffer,
-    /// `[b]` f32, under preferences: what the gradients of each sequence's losses are multiplied by.
-    factors: Option<Buffer>,
+    factors: Factors,
+}
+
+/// What the gradients of losses are multiplied by.
+enum Factors {
+    /// The step's factor alone: the losses of targets are the step's.
+    Step,
+    /// `[b]` f32: a factor for each sequence, under preferences.
+    Sequences(Buffer),
+    /// `[b s]` f32: a factor for each token, of a policy.
+    Tokens(Buffer),
 }
 
 /// What comes of some tokens of the head's input.
@@ -40,6 +51,33 @@ struct Normed {
 fn chunks(tokens: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let starts = (0..tokens).step_by(chunk);
     starts.map(move |start| start..(start + chunk).min(tokens))
+}
+
+/// Adds the rows of `marks [parts, n]` to the parts of the step's loss.
+fn add_marks(pass: &mut Pass, parts: [LossPart; LossPart::MOST], marks: &Buffer) -> Result {
+    let each = marks.dims()[1];
+    for (row, part) in parts.into_iter().enumerate() {
+        let of_part = marks.view().rows(row..row + 1);
+        pass.add_to_loss(part, of_part.reshape([each]))?;
+    }
+    Ok(())
+}
+
+impl Factors {
+    /// The parts of some tokens that have a factor in common, or one each.
+    fn of_chunk<'f>(&'f self, pass: &'f Pass, rows: Range<usize>) -> Vec<(Range<usize>, In<'f>)> {
+        match self {
+            Factors::Step => vec![(rows, pass.gradient_scale())],
+            Factors::Tokens(factors) => vec![(rows.clone(), factors.view().rows(rows))],
+            Factors::Sequences(factors) => {
+                let sequences = pass.batch().shape.sequences(rows);
+                let factor = |row: usize| factors.view().rows(row..row + 1);
+                sequences
+                    .map(|(row, tokens)| (tokens, factor(row)))
+                    .collect()
+            }
+        }
+    }
 }
 
 impl Head {
@@ -67,9 +105,15 @@ impl Head {
         chunk: usize,
     ) -> Result<Buffer> {
         let tokens = pass.tokens();
-        let factors = match pass.preferences() {
-            Some(preferences) => Some(self.preferences(pass, x.view(), chunk, preferences)?),
-            None => None,
+        let factors = match pass.step_loss().of_head {
+            HeadLoss::NextTokens => Factors::Step,
+            HeadLoss::Preferences(preferences) => {
+                let of_pairs = self.preferences(pass, x.view(), chunk, preferences)?;
+                Factors::Sequences(of_pairs)
+            }
+            HeadLoss::Policy(policy) => {
+                Factors::Tokens(self.policy(pass, x.view(), chunk, policy)?)
+            }
         };
         let mut whole = Whole {
             losses: pass.temporary_f32("losses", [tokens])?,
@@ -80,7 +124,7 @@ impl Head {
         for rows in chunks(tokens, chunk) {
             self.chunk(pass, rows, &mut whole)?;
         }
-        if whole.factors.is_none() {
+        if let Factors::Step = whole.factors {
             pass.add_to_loss(LossPart::Targets, whole.losses.view())?;
         }
         Ok(whole.dx)
@@ -99,8 +143,7 @@ impl Head {
         let mut policy = pass.temporary_f32("sequence_losses", [rows])?;
         self.sequence_losses(pass, x, chunk, policy.view_mut())?;
         let mut factors = pass.temporary_f32("preference_factors", [rows])?;
-        let mut marks =
-            pass.temporary_f32("preference_marks", [LossPart::WITH_PREFERENCES, rows / 2])?;
+        let mut marks = pass.temporary_f32("preference_marks", [LossPart::MOST, rows / 2])?;
         pass.kernels().run(PreferenceLoss {
             factors: factors.view_mut(),
             marks: marks.view_mut(),
@@ -115,10 +158,44 @@ impl Head {
             LossPart::Rejected,
             LossPart::Preferred,
         ];
-        for (row, part) in parts.into_iter().enumerate() {
-            let of_pairs = marks.view().rows(row..row + 1);
-            pass.add_to_loss(part, of_pairs.reshape([rows / 2]))?;
-        }
+        add_marks(pass, parts, &marks)?;
+        Ok(factors)
+    }
+
+    /// Adds the loss of a micro-batch of a policy's sequences, and returns the factor of each token's gradients, `[b s]` f32. It takes a
+    /// pass over the chunks of its own: of a whole sequence's ratio, every token has a share.
+    fn policy(
+        &self,
+        pass: &mut Pass,
+        x: In,
+        chunk: usize,
+        policy: PolicyGradient,
+    ) -> Result<Buffer> {
+        let shape = pass.batch().shape;
+        let (tokens, by_rows) = (shape.tokens(), [shape.rows, shape.seq]);
+        let losses = self.losses(pass, x, chunk)?;
+        let mut factors = pass.temporary_f32("policy_factors", [tokens])?;
+        let mut marks = pass.temporary_f32("policy_marks", [LossPart::MOST, shape.rows])?;
+        pass.kernels().run(PolicyGradientLoss {
+            factors: factors.view_mut().reshape(by_rows),
+            marks: marks.view_mut(),
+            losses: losses.view().reshape(by_rows),
+            old: policy.old,
+            reference: policy.reference,
+            advantages: policy.advantages,
+            weights: policy.weights,
+            clip_low: policy.clip_low,
+            clip_high: policy.clip_high,
+            beta: policy.beta,
+            by_sequence: policy.by_sequence,
+        })?;
+        let parts = [
+            LossPart::Targets,
+            LossPart::Kl,
+            LossPart::Clipped,
+            LossPart::Weights,
+        ];
+        add_marks(pass, parts, &marks)?;
         Ok(factors)
     }
 
@@ -152,7 +229,7 @@ impl Head {
     }
 
     /// The loss of each token, `[b s]` f32, forward alone.
-    fn losses(&self, pass: &mut Pass, x: In, chunk: usize) -> Result<Buffer> {
+    pub(crate) fn losses(&self, pass: &mut Pass, x: In, chunk: usize) -> Result<Buffer> {
         let mut losses = pass.temporary_f32("losses", [pass.tokens()])?;
         for rows in chunks(pass.tokens(), chunk) {
             let mut logits = self.normed(pass, x.rows(rows.clone()))?.logits;
@@ -210,16 +287,8 @@ impl Head {
             statistics,
             mut logits,
         } = self.normed(pass, x)?;
-        let (shape, targets) = (pass.batch().shape, pass.batch().targets.view());
-        let mut parts = vec![(rows.clone(), pass.gradient_scale())];
-        if let Some(factors) = &whole.factors {
-            let sequences = shape.sequences(rows.clone());
-            let factor = |row: usize| factors.view().rows(row..row + 1);
-            parts = sequences
-                .map(|(row, tokens)| (tokens, factor(row)))
-                .collect();
-        }
-        for (tokens, scale) in parts {
+        let targets = pass.batch().targets.view();
+        for (tokens, scale) in whole.factors.of_chunk(pass, rows.clone()) {
             let within = tokens.start - rows.start..tokens.end - rows.start;
             pass.kernels().run(CrossEntropy {
                 losses: whole.losses.view_mut().rows(tokens.clone()),

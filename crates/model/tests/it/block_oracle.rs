@@ -7,8 +7,8 @@ use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, DeltaConfig,
-    ExpertsConfig, LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy, Purpose,
-    QkNormExtent, RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
+    ExpertsConfig, HeadLoss, LatentConfig, LossPart, Model, ModelConfig, NormPlacement, Policy,
+    Purpose, QkNormExtent, RopeScaling, RouterAuxKind, ScoreKind, StepLoss, Training, Work,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -133,7 +133,7 @@ fn assert_agrees_with(
             are_first: [micro == 0; 4],
             micro_batches: 2,
             gradient_scale: on_device_scale.view(),
-            preferences: None,
+            of_head: HeadLoss::NextTokens,
         };
         let policy = Policy::with_layers(
             config.labels(),

@@ -63,7 +63,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         }
     });
     micro.collect()

@@ -6,8 +6,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, KvCache, Model, ModelConfig, Policy, Purpose,
-    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, HeadLoss, KvCache, Model, ModelConfig, Policy,
+    Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -163,7 +163,7 @@ impl Run {
             are_first: [true; 4],
             micro_batches: 1,
             gradient_scale: scale.view(),
-            preferences: None,
+            of_head: HeadLoss::NextTokens,
         };
         let work = Work {
             memory: &self.memory,
