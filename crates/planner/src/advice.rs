@@ -23,8 +23,11 @@ use std::fmt::{Display, Formatter};
 /// come last, at any cost, because they change what the model learns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// The memory of the device.
+    /// The memory of the device, without what another program keeps.
     pub device_memory_bytes: u64,
+    /// What that program keeps.
+    #[serde(skip)]
+    pub beside_bytes: u64,
     /// Whether the last rung fits; without rungs, the run as it is.
     pub fits: bool,
     /// What the last configuration needs: its reserved bytes, and the overhead.
@@ -71,6 +74,7 @@ impl Advice {
         };
         Ok(Advice {
             device_memory_bytes,
+            beside_bytes: 0,
             fits,
             needs_bytes: climb.run.needs.device_bytes,
             rungs: climb.rungs,
@@ -111,7 +115,7 @@ impl Advice {
         if self.target == Target::Cpu {
             return "take a smaller model, or a machine with as much".into();
         }
-        match gpus::holding(self.needs_bytes).as_slice() {
+        match gpus::holding(self.needs_bytes + self.beside_bytes).as_slice() {
             [] => {
                 "take a smaller model, or a device with as much: no GPU that is known here has it"
                     .into()

@@ -5,9 +5,10 @@ use memory::{ByCategory, Memory, format_bytes};
 use model::{Architecture, KvCache, loading_bytes};
 use serde::Serialize;
 use session::{
-    Generation, Inference, Result, SessionError, longest_and_shortest, shape_of_a_micro_batch,
+    Generation, Inference, Result, SessionError, WhichModel, longest_and_shortest,
+    shape_of_a_micro_batch,
 };
-use settings::Settings;
+use settings::{Settings, StepObjective};
 use std::fmt::{Display, Formatter};
 
 /// The memory of a model without gradients and optimizer states.
@@ -63,9 +64,14 @@ impl InferencePlan {
         plan(settings, target, None, |inference| {
             let micro = shape_of_a_micro_batch(settings, rows, settings.seq);
             let micro = std::iter::once(Ok::<_, SessionError>(micro));
-            match settings.preferences {
-                Some(_) => inference.forward().sequence_losses(micro).map(|_| ()),
-                None => inference.forward().evaluate(micro).map(|_| ()),
+            let mut forward = inference.forward();
+            match settings.objective {
+                StepObjective::NextTokens => forward.evaluate(micro).map(|_| ()),
+                StepObjective::Preferences { .. } => forward.sequence_losses(micro).map(|_| ()),
+                StepObjective::Policy => {
+                    let losses = forward.token_losses(WhichModel::Trained, micro);
+                    losses.map(|_| ())
+                }
             }
         })
     }
@@ -96,10 +102,7 @@ impl InferencePlan {
         (batch, tokens): (usize, usize),
     ) -> Result<InferencePlan> {
         plan(settings, target, Some((batch, tokens)), |inference| {
-            for (prompt, wanted) in longest_and_shortest(tokens) {
-                // Prompts are read one after the other, so one long prompt needs as much as many.
-                let mut prompts = vec![vec![0; 1]; batch];
-                prompts[0] = vec![0; prompt];
+            for (prompts, wanted) in longest_and_shortest(batch, tokens) {
                 inference.forward().generate(&prompts, &wanted, |_, _| ())?;
             }
             Ok(())

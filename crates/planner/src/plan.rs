@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 /// The form of `plan.json`. It rises with every new field, and with any change of a
 /// field's name, type or meaning (`crates/trainer/schemas/`).
-const SCHEMA_VERSION: u32 = 11;
+const SCHEMA_VERSION: u32 = 12;
 
 /// What a run will need, to the byte. `plan.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -143,6 +143,9 @@ pub struct Plan {
     pub labels: Labels,
     /// Every activation of every layer for one micro-batch, with what becomes of it.
     pub activations: Vec<PlannedActivation>,
+    /// What another program keeps of the device's memory, where that was said: answers leave it free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside_bytes: Option<u64>,
     /// What would make the run fit, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
@@ -292,6 +295,7 @@ impl Plan {
             largest_at_peak: figures.largest_at_peak,
             labels: settings.policy.labels,
             activations,
+            beside_bytes: None,
             advice: None,
             layouts: None,
             largest: None,

@@ -62,10 +62,11 @@ impl StepPeaks {
     /// # Errors
     /// Only on a defect: shapes need no memory.
     pub fn of_step(&mut self, lengths: &[usize]) -> Result<u64> {
-        if lengths
-            .iter()
-            .all(|length| *length == self.settings.own_seq())
-        {
+        let is_planned = lengths.len() == self.settings.accum
+            && lengths
+                .iter()
+                .all(|length| *length == self.settings.own_seq());
+        if is_planned {
             return Ok(self.longest);
         }
         let mut most = 0;

@@ -67,7 +67,7 @@ fn the_slab_holds_what_is_computed_between_steps() {
         let batches = [Ok::<_, SessionError>(micro.clone()), Ok(micro)];
         let evaluation = session.forward().unwrap().evaluate(batches).unwrap();
         assert_eq!(Some(evaluation.peak_bytes), plan.eval_peak_bytes);
-        let [(_, wanted), _] = longest_and_shortest(both.between.sample.unwrap());
+        let [(_, wanted), _] = longest_and_shortest(1, both.between.sample.unwrap().tokens);
         let mut forward = session.forward().unwrap();
         forward
             .generate(&[vec![3; 20]], &wanted, |_, _| ())

@@ -43,6 +43,8 @@ use show::ShowArgs;
 use {crate::kernel_trial, try_kernels::TryKernelsArgs};
 
 pub(crate) use doctor::doctor;
+#[cfg(feature = "candle")]
+pub(crate) use trained::ends_in;
 
 /// The commands.
 #[derive(Debug, Subcommand)]

@@ -15,7 +15,7 @@ use planner::{MeasuredFor, Plan};
 use report::Align::{Left, Right};
 use report::Table;
 use serde::Serialize;
-use session::Session;
+use session::{Session, shape_of_a_micro_batch};
 use settings::{Completed, PerFamily, Settings};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -171,7 +171,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: settings.has_reference.then(|| vec![0.0; rows]),
+            beside: shape_of_a_micro_batch(settings, rows, seq).beside,
         }
     };
     let step: StepBatch = (0..settings.accum).map(micro).collect();

@@ -155,13 +155,7 @@ impl Trained {
 
     /// The tokens that end its texts, from `generation_config.json`, else from `config.json`, else from the tokenizer.
     pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let generation = json(&self.folder.join("generation_config.json"));
-        let said = [&generation, &self.description].into_iter();
-        let mut said = said.filter_map(|json| tokens(&json["eos_token_id"]));
-        match said.next() {
-            Some(ends) => ends.collect(),
-            None => tokenizer.end_of_text().into_iter().collect(),
-        }
+        ends_in(&self.folder).unwrap_or_else(|| tokenizer.end_of_text().into_iter().collect())
     }
 
     /// Plans for its device, leases the model there, loads its weights, and reserves the plan's slab.
@@ -208,17 +202,20 @@ pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings> {
     Ok(Settings::new(&resolved.decided(seq))?)
 }
 
+/// The tokens that end a model's texts, if its folder names them: in `generation_config.json`, else in `config.json`.
+pub(crate) fn ends_in(folder: &Path) -> Option<Vec<u32>> {
+    let files = ["generation_config.json", "config.json"].into_iter();
+    let mut said = files.filter_map(|name| tokens(&json(&folder.join(name))["eos_token_id"]));
+    said.next()
+}
+
 /// A token, or a list of tokens; none if the value is neither.
-fn tokens(json: &Value) -> Option<impl Iterator<Item = u32>> {
+fn tokens(json: &Value) -> Option<Vec<u32>> {
     let listed = match json {
         Value::Array(listed) => listed.as_slice(),
         Value::Number(_) => std::slice::from_ref(json),
         _ => return None,
     };
-    let tokens: Vec<u32> = listed
-        .iter()
-        .filter_map(Value::as_u64)
-        .map(|token| token as u32)
-        .collect();
-    Some(tokens.into_iter())
+    let tokens = listed.iter().filter_map(Value::as_u64);
+    Some(tokens.map(|token| token as u32).collect())
 }

@@ -149,6 +149,9 @@ impl Shared {
         given.rank = of_strategy.or(given.rank);
         given.set.extend(strategy.set.iter().cloned());
         let completed = complete(resolve(self.task, given, self.options.clone())?)?;
+        if !self.plans_only() {
+            completed.config.refuse_policy_from_data()?;
+        }
         match completed.config.memory.limit {
             Some(limit @ Size::Percent(_)) if self.plans_only() => Err(Failure::Usage(format!(
                 "a limit of {limit} is a share of a device that --plan-only does not ask; write --memory-limit in bytes, such as \

@@ -9,7 +9,7 @@ use serde_json::Value;
 use settings::{Config, RankEngine, Resolved, RunOptions};
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,12 +112,11 @@ pub(crate) fn measure(
     let config = configuration(decided, warmup + steps);
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
-    let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;
-    let mut command = Command::new(&program);
+    let mut command = crate::program::again();
     command.args(arguments(&decided.options, &file, folder));
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let (ended, gpu) = watched(decided.device(), || command.output());
-    let ended = ended.map_err(Failure::file(&program))?;
+    let ended = ended.map_err(Failure::file("the program of a strategy"))?;
     let said = String::from_utf8_lossy(&ended.stderr);
     let reason = || {
         let error = said.lines().find_map(|line| line.strip_prefix("error: "));

@@ -1,4 +1,4 @@
-//! Answers that `plan` gives besides the plan: `--device-memory`, `--layout` and `--largest`.
+//! Answers that `plan` gives besides the plan: `--device-memory`, `--beside`, `--layout` and `--largest`.
 
 use crate::args::RunArgs;
 use crate::decisions::naming_head_chunk;
@@ -6,6 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::limits::limit_of_plan;
 use crate::shell::quoted;
 use clap::Args;
+use memory::format_bytes;
 use planner::{Advice, Largest, Layouts, Plan, Room, Sought, gpu_memory_bytes};
 use settings::load::Override;
 use settings::{AutoOr, Completed, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
@@ -17,6 +18,14 @@ pub struct AdviceArgs {
     /// Say what makes the run fit so much memory, or a GPU such as h100 or rtx-4090
     #[arg(long, value_name = "SIZE|NAME", allow_hyphen_values = true)]
     pub device_memory: Option<String>,
+    /// Leave so much of --device-memory, in bytes or as a share of it, to another program on the same GPU
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "device_memory",
+        allow_hyphen_values = true
+    )]
+    pub beside: Option<String>,
     /// Compare how --ranks may divide the run so that it fits --device-memory, the fastest on paper first
     #[arg(long, value_name = "auto", value_parser = ["auto"], requires = "device_memory", conflicts_with = "largest")]
     pub layout: Option<String>,
@@ -26,10 +35,36 @@ pub struct AdviceArgs {
 }
 
 impl AdviceArgs {
-    /// The bytes of `--device-memory`.
+    /// The bytes of `--device-memory` that the run can have: what `--beside` does not take.
     pub(crate) fn device_bytes(&self) -> Result<Option<u64>> {
-        let bytes = self.device_memory.as_deref().map(device_memory_bytes);
-        bytes.transpose()
+        let Some(device) = &self.device_memory else {
+            return Ok(None);
+        };
+        let beside = self.beside_bytes()?.unwrap_or(0);
+        Ok(Some(device_memory_bytes(device)? - beside))
+    }
+
+    /// What another program keeps of `--device-memory`.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if it leaves nothing.
+    pub(crate) fn beside_bytes(&self) -> Result<Option<u64>> {
+        let (Some(device), Some(text)) = (&self.device_memory, &self.beside) else {
+            return Ok(None);
+        };
+        let size: Result<Size, _> = text.parse();
+        let size = size.map_err(|error| Failure::Usage(format!("--beside: {error}")))?;
+        let total = device_memory_bytes(device)?;
+        let beside = size.bytes_of(total);
+        if beside >= total {
+            return Err(Failure::Usage(format!(
+                "--beside {text}: the other program would keep {} of the device's {}, which leaves nothing to train in; give what it \
+                 really holds, or a larger --device-memory",
+                format_bytes(beside),
+                format_bytes(total)
+            )));
+        }
+        Ok(Some(beside))
     }
 }
 
@@ -43,6 +78,7 @@ pub(crate) fn answer(
 ) -> Result<Plan> {
     let target = completed.device().target();
     let device_memory = asked.device_bytes()?;
+    plan.beside_bytes = asked.beside_bytes()?;
     let largest = asked.largest.as_deref().and_then(Sought::named);
     if completed.config.chooses() {
         let is_budget = !matches!(
@@ -90,6 +126,7 @@ pub(crate) fn answer(
         }
         (None, Some(Room::Device(bytes))) => {
             let mut advice = Advice::new(config, target, bytes)?;
+            advice.beside_bytes = plan.beside_bytes.unwrap_or(0);
             let (mut set, of_rungs) = (advice.set(), advice.set().len());
             let others = advice.other_trainings.iter_mut();
             let sets = others
@@ -344,6 +381,34 @@ mod tests {
                 largest.peak_bytes,
                 "{largest:?}"
             );
+        }
+    }
+
+    /// A plan beside another program is that of a device with less memory.
+    #[test]
+    fn what_another_program_keeps_is_taken_off_every_answer() {
+        let bytes = |answered: Plan| {
+            let advice = answered
+                .advice
+                .map(|advice| (advice.needs_bytes, advice.command));
+            let layouts = answered.layouts.map(|layouts| layouts.command);
+            (advice, layouts, answered.largest)
+        };
+        for run in [
+            "--config gpt2-xl",
+            "--config gpt2-xl --largest micro-batch",
+            "--config llama-3.2-1b --ranks 4 --layout auto",
+        ] {
+            let run = format!("{run} --device cuda --device-memory");
+            let whole = bytes(answered(&format!("{run} 40GiB")));
+            let beside = answered(&format!("{run} 40GiB --beside 24GiB"));
+            assert_eq!(beside.beside_bytes, Some(24 << 30));
+            let beside = bytes(beside);
+            assert_ne!(whole, beside, "{run}");
+            assert_eq!(beside, bytes(answered(&format!("{run} 16GiB"))), "{run}");
+            let share = answered(&format!("{run} 40GiB --beside 60%"));
+            assert_eq!(share.beside_bytes, Some(24 << 30));
+            assert_eq!(bytes(share), beside, "{run}");
         }
     }
 

@@ -18,6 +18,7 @@ use advice::{AdviceArgs, answer};
 use clap::Args;
 use from::{FromArgs, FromFiles, PlanOf};
 use generation::{GenerationArgs, print_generation_plan};
+use memory::format_bytes;
 use pareto::ParetoArgs;
 use planner::{Plan, block_shared_bytes, layers_in_words};
 use settings::{
@@ -130,7 +131,14 @@ fn in_words(plan: &Plan, decided: &Decided) -> Result<String> {
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
     let advice = plan.advice.as_ref().map(ToString::to_string);
     let layouts = plan.layouts.as_ref().map(ToString::to_string);
+    let beside = plan.beside_bytes.map(|bytes| {
+        format!(
+            "\nbeside another program that keeps {} of the device ({bytes} bytes)\n",
+            format_bytes(bytes)
+        )
+    });
     let asked = [
+        beside,
         largest,
         Some(verdict(decided, plan)),
         advice,
