@@ -159,8 +159,18 @@ impl BaseModel {
 
     /// Refuses this model under a folder's adapters if they were trained on other contents.
     pub(crate) fn fits(&self, adapters: &Path, parameters: &Parameters) -> Result {
-        let (Some(known), Some(folder)) = (BaseModel::known(adapters)?, &self.folder) else {
+        let Some(known) = BaseModel::known(adapters)? else {
             return Ok(());
+        };
+        let Some(folder) = &self.folder else {
+            return match known.fresh == self.fresh {
+                true => Ok(()),
+                false => Err(other_model(
+                    adapters,
+                    "another one",
+                    "a fresh one of this seed",
+                )),
+            };
         };
         if let (Some(before), Some(now)) = (known.fingerprint, &self.fingerprint)
             && before != *now

@@ -6,6 +6,7 @@ use crate::foreign_flags::{explained, without_parts_of_one};
 use clap::Parser;
 use memory::Rank;
 use settings::{ConfigError, Given, Resolved, Task, preset, resolve};
+use std::ffi::OsString;
 
 /// The text of `--version`: the sources and the features of this build (`build.rs`).
 const VERSION: &str = concat!(
@@ -32,11 +33,13 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Reads the process's command line. One that is refused ends the process with exit code 2; a flag of another trainer is
-    /// answered with the one here, but for one that divides a model into one part, which changes nothing.
-    pub fn from_command_line() -> Cli {
-        let arguments = without_parts_of_one(std::env::args_os());
-        Cli::try_parse_from(arguments).unwrap_or_else(|error| explained(error).exit())
+    /// Reads the words of a command line, of which the first is the program. A flag of another trainer is answered with the one
+    /// here, but for one that divides a model into one part, which changes nothing.
+    ///
+    /// # Errors
+    /// One that is refused, or that asks for help.
+    pub fn from_words(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(without_parts_of_one(words)).map_err(explained)
     }
 
     /// The command, its configuration and its options.
@@ -63,7 +66,9 @@ impl Cli {
                 local_rank,
                 ..run.given()
             };
-            resolve(Task::Train, given, run.options(false))
+            let resolved = resolve(Task::Train, given, run.options(false))?;
+            resolved.config.refuse_policy_from_data()?;
+            Ok(resolved)
         };
         match &self.command {
             None => train(&self.train),

@@ -224,11 +224,24 @@ impl OpenDevice {
     }
 
     /// The GPU's memory, including what others use; none on the CPU.
-    fn gpu_bytes(&self) -> Result<Option<DeviceBytes>> {
+    pub(crate) fn gpu_bytes(&self) -> Result<Option<DeviceBytes>> {
         match self {
             OpenDevice::Cpu(_) => Ok(None),
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device, ..) => Ok(Some(device.memory_bytes()?)),
+        }
+    }
+
+    /// Returns memory that no lease has to the driver, for other processes.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] if the driver fails.
+    #[cfg(feature = "candle")]
+    pub(crate) fn give_back_free_memory(&self) -> Result {
+        match self {
+            OpenDevice::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, ..) => Ok(device.trim()?),
         }
     }
 

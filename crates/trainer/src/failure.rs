@@ -8,7 +8,7 @@ use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
 use model::{HfConfigError, OriginError, WeightsError};
 use optim::RestoreError;
-use planner::{AutoError, NoDiskRoom, NoHostRoom};
+use planner::{AutoError, Fix, NoDiskRoom, NoHostRoom};
 #[cfg(feature = "text")]
 use prepare::PrepareError;
 use report::page::PageError;
@@ -40,6 +40,7 @@ pub enum Failure {
         rank: Option<String>,
         error: OutOfMemory,
         hints: Vec<String>,
+        fixes: Vec<Fix>,
     },
     /// No recompute policy was chosen.
     #[error(transparent)]
@@ -483,7 +484,9 @@ impl From<SessionError> for Failure {
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
             SessionError::Scratch(error) => error.into(),
-            SessionError::Frozen(_) => Failure::Usage(error.to_string()),
+            SessionError::Frozen(_) | SessionError::StatesOnDisk => {
+                Failure::Usage(error.to_string())
+            }
             SessionError::NotFinite { .. } | SessionError::HalfUpdated | SessionError::Released => {
                 Failure::Unsound(error)
             }
@@ -543,6 +546,7 @@ impl From<OutOfMemory> for Failure {
             rank: None,
             error,
             hints: Vec::new(),
+            fixes: Vec::new(),
         }
     }
 }

@@ -33,6 +33,7 @@ mod library;
 mod limits;
 pub mod log;
 mod model_tokens;
+pub mod program;
 mod reference;
 mod run_dir;
 mod samples;
@@ -47,14 +48,33 @@ pub use failure::{Failure, Result};
 pub use job::FailedCommand;
 pub use kernels::Target;
 #[cfg(feature = "candle")]
-pub use library::{Trainer, configuration, configuration_from_text};
-pub use planner::Plan;
-pub use session::StepOutcome;
-pub use settings::{Config, Settings};
+pub use library::{
+    Described, Handed, PolicyBatch, PolicyLoss, PolicyLossKind, SleepLevel, TokenRows, Trainer,
+    WeightInPlace, configuration, configuration_from_text,
+};
+pub use memory::DType;
+pub use planner::{Fix, Plan};
+pub use report::StepRecord;
+pub use session::{Generated, PolicyNumbers, Sampling, StepOutcome, WhichModel};
+pub use settings::{BetweenSteps, Config, SampledText, Settings};
 
 use cli::{Cli, Command};
 use collectives::Launch;
 use memory::Rank;
+use std::ffi::OsString;
+
+/// Carries out the words of a command line, of which the first is the program, and returns the exit code. Words that are refused, or ask
+/// for help, end the process.
+pub fn command(words: impl Iterator<Item = OsString>) -> u8 {
+    // If the launcher's variables make no sense, the command that needs them reports it.
+    let launch = Launch::from_environment().ok().flatten();
+    log::begin(launch.map(|launch| launch.rank));
+    let cli = Cli::from_words(words).unwrap_or_else(|refused| refused.exit());
+    match carry_out(&cli) {
+        Ok(()) => 0,
+        Err(ended) => ended.tell_and_leave(),
+    }
+}
 
 /// Executes a command line.
 ///

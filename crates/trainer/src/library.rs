@@ -15,34 +15,57 @@
 //! # }
 //! ```
 
+mod checkpoints;
 mod configuration;
+mod explaining;
+mod flags;
+mod generation;
 #[cfg(feature = "candle-cuda")]
 mod on_gpu;
+mod policy;
+mod records;
+mod session_place;
+mod sleep;
 mod tensors;
+mod token_rows;
+mod weights_in_place;
 
 pub use configuration::{configuration, configuration_from_text};
+pub use flags::Described;
+pub use policy::{PolicyBatch, PolicyLoss, PolicyLossKind};
+pub use sleep::{Handed, SleepLevel};
+pub use token_rows::TokenRows;
+pub use weights_in_place::WeightInPlace;
 
 use crate::adapters::{BaseModel, fill_adapters, model_files};
+use crate::commands::ends_in;
 use crate::decisions;
 use crate::failure::{Failure, Result};
-use crate::limits::{limit, refuse_without_room};
+use crate::kernel_kinds::KernelKinds;
+use crate::limits::{limit, refuse_what_does_not_fit, refuse_without_room};
 use crate::model_tokens::ModelTokens;
 use crate::samples::data_options;
+use crate::train::{Totals, narrower_type};
 use crate::whole_model::{left_out, whole_model};
 use candle_core::{Device, Tensor};
 use checkpoint::LeftOutWeights;
 use configuration::pretrained;
-use data::Dataset;
-use memory::{Layer, Out, Phase};
+use data::{Dataset, StepBatch};
+use generation::check_sample;
+use memory::{Layer, Layout, Out, Phase};
 use model::{Architecture, Attention, Origin, Parameter};
-use planner::Plan;
-use session::{Session, SessionError, StepOutcome};
-use settings::{Completed, Config, PerFamily, Settings};
+use planner::{Plan, StepPeaks};
+use report::StepRecord;
+use session::{LentTokens, SessionError, StepOutcome};
+use session_place::{Opening, SessionPlace};
+use settings::{BetweenSteps, Completed, Config, PerFamily, Settings};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
 
 #[cfg(feature = "cuda")]
-use {kernels::cuda::CudaDevice, std::rc::Rc};
+use kernels::cuda::CudaDevice;
 
 /// A model with its optimizer, trained a step at a time.
 ///
@@ -50,7 +73,9 @@ use {kernels::cuda::CudaDevice, std::rc::Rc};
 /// device unless [`Trainer::give_on`] sets another; changing them does not change the trainer. Tensors passed to it may
 /// be on any of candle's devices.
 pub struct Trainer {
-    session: Session,
+    session: SessionPlace,
+    opening: Opening,
+    layout: Rc<Layout>,
     /// The device of returned tensors.
     given_on: Device,
     #[cfg(feature = "cuda")]
@@ -64,6 +89,22 @@ pub struct Trainer {
     /// The model under adapters, if there are some.
     base: Option<BaseModel>,
     tokens: ModelTokens,
+    /// The name of the configuration, for people.
+    name: String,
+    /// The kernels that it takes, on CUDA.
+    kinds: KernelKinds,
+    /// The type of the weights in the folder that the model came from, if it is narrower than the model's.
+    origin_dtype: Option<String>,
+    /// Tokens that end a text, as the model's folder says.
+    ends: Vec<u32>,
+    peaks: StepPeaks,
+    peak_tflops: Option<f64>,
+    made: Totals,
+    record: Option<StepRecord>,
+    /// The checkpoint that has all that the trainer has, if one does.
+    saved: Option<PathBuf>,
+    /// Whether what is under way is to be broken off.
+    stop: Rc<dyn Fn() -> bool>,
 }
 
 impl Trainer {
@@ -74,7 +115,7 @@ impl Trainer {
     /// # Errors
     /// [`Failure`]: contradictory settings, a device that cannot be used, refused memory.
     pub fn new(config: Config) -> Result<Trainer> {
-        Trainer::of(config.into())
+        Trainer::of(config.into(), BetweenSteps::default())
     }
 
     /// A model from a folder in Hugging Face layout, with the default settings and `set`, each as `--set` takes it. With
@@ -92,10 +133,10 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`], and for a folder without a model that this trainer supports.
     pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer> {
-        Trainer::of(pretrained(folder.as_ref(), set)?)
+        Trainer::of(pretrained(folder.as_ref(), set)?, BetweenSteps::default())
     }
 
-    fn of(command: Completed) -> Result<Trainer> {
+    fn of(command: Completed, between: BetweenSteps) -> Result<Trainer> {
         let config = &command.config;
         let from = command.options.init_from.clone();
         let tokens = ModelTokens::of_run(config.model.vocab, from.as_deref());
@@ -110,34 +151,75 @@ impl Trainer {
         // The caller's loop decides when to evaluate and save, so nothing is leased for that.
         let (resolved, device) =
             decisions::on_device(&command.of_steps_alone(), None, None, PerFamily::default())?;
-        let step = device.step(Settings::new(&resolved.config)?)?;
-        let plan = Plan::new(&step.settings, device.target())?;
+        let settings = Settings::new(&resolved.config)?;
+        if let Some(sample) = between.sample {
+            check_sample(sample, settings.seq)?;
+        }
+        // A policy's log-probabilities are asked for between steps.
+        let evaluation = between.evaluation.or(settings.between.evaluation);
+        let between = BetweenSteps {
+            evaluation,
+            ..between
+        };
+        let step = device.step(Settings {
+            between,
+            ..settings
+        })?;
+        let plan = Plan {
+            algorithms: step.algorithms.clone(),
+            ..Plan::new(&step.settings, device.target())?
+        };
+        let peaks = StepPeaks::new(&step.settings, device.target(), &plan);
         let limit = limit(&resolved.config, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
-        let memory = device.memory();
-        memory.set_limit(limit);
-        let kernels = device.kernels(&step, &memory)?;
-        let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
+        let run = (&resolved.config, &step.settings);
+        refuse_what_does_not_fit(run, &plan, &device, limit)?;
+        let opening = Opening {
+            device,
+            step,
+            limit,
+        };
+        let memory = opening.memory();
+        let mut session = opening.session(&memory)?;
+        let mut origin_dtype = None;
         let base = {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             match &from {
                 None => session.initialise(resolved.config.train.seed)?,
-                Some(folder) => drop(session.incoming().import(folder)?),
+                Some(folder) => {
+                    origin_dtype = narrower_type(folder, session.model())?;
+                    session.incoming().import(folder)?;
+                }
             }
             fill_adapters(&mut session, &resolved.config, &resolved.options)?
         };
         memory.reserve_slab(plan.slab_bytes)?;
         Ok(Trainer {
-            session,
+            layout: session.model().layout().clone(),
+            session: SessionPlace::Device(Box::new(session)),
             given_on: Device::Cpu,
             #[cfg(feature = "cuda")]
-            gpu: device.gpu().cloned(),
+            gpu: opening.device.gpu().cloned(),
+            peak_tflops: {
+                let known = || opening.device.peak_tflops(plan.dtype);
+                resolved.config.hardware.peak_tflops.or_else(known)
+            },
+            kinds: opening.device.kernel_kinds(),
+            opening,
             config: resolved.config.clone(),
             plan,
             origin: origin.unwrap_or_default(),
+            ends: from.as_deref().and_then(ends_in).unwrap_or_default(),
             left_out: from.and_then(|folder| left_out(&folder, &resolved.config.model)),
             base,
             tokens,
+            name: resolved.name.clone(),
+            origin_dtype,
+            peaks,
+            made: Totals::after(None),
+            record: None,
+            saved: None,
+            stop: Rc::new(|| false),
         })
     }
 
@@ -161,21 +243,31 @@ impl Trainer {
     /// ([`StepOutcome::is_finite`]); if gradients are released, only for the parts that have such gradients.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for tensors of another shape or type, and for tokens outside the vocabulary, with their
+    /// [`Failure::Usage`] for another objective, tensors of another shape or type, and for tokens outside the vocabulary, with their
     /// place. [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights unchanged. If gradients are released
     /// (`optim.release`), this holds only for failures before the backward pass; after later ones no further step is
     /// possible.
     pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome> {
-        let batch = tensors::step_batch(&self.config, ids, targets)?;
-        let batch = batch.in_parts(self.config.own_parts());
-        self.enter()?;
+        self.check_objective(false)?;
+        let batch = tensors::rows(&self.config, ids, targets)?.batch(&self.config)?;
         #[cfg(feature = "candle-cuda")]
         if let Some(gpu) = self.gpu.clone() {
-            return on_gpu::with_tokens(&gpu, (ids, targets), |lent| {
-                Ok(self.session.step_lent(&batch, lent)?)
-            })?;
+            return on_gpu::with_tokens(&gpu, (ids, targets), |lent| self.make(batch, lent))?;
         }
-        Ok(self.session.step(&batch)?)
+        self.make(batch, None)
+    }
+
+    /// Makes a step of next tokens, or of a policy, and writes it down.
+    fn make(&mut self, batch: StepBatch, lent: Option<LentTokens>) -> Result<StepOutcome> {
+        let batch = batch.in_parts(self.config.own_parts());
+        self.enter()?;
+        let begun = Instant::now();
+        let session = self.session.awake_mut()?;
+        self.saved = None;
+        let outcome = session.step_lent(&batch, lent)?;
+        let elapsed = outcome.done_at.saturating_duration_since(begun);
+        self.note(&batch, &outcome, elapsed)?;
+        Ok(outcome)
     }
 
     /// The mean loss over all targets of `ids` and `targets`, as for [`Trainer::step`], without training.
@@ -183,10 +275,16 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::step`].
     pub fn loss(&mut self, ids: &Tensor, targets: &Tensor) -> Result<f64> {
-        let batch = tensors::step_batch(&self.config, ids, targets)?;
-        self.enter()?;
-        let micro_batches = batch.micro.into_iter().map(Ok::<_, SessionError>);
-        Ok(self.session.forward()?.evaluate(micro_batches)?.loss())
+        self.loss_of_rows(&tensors::rows(&self.config, ids, targets)?)
+    }
+
+    /// Breaks off steps, evaluations and generated texts during which `stop` says so, with an error. Nothing is left of such a step.
+    pub fn stop_when(&mut self, stop: impl Fn() -> bool + 'static) {
+        self.stop = Rc::new(stop);
+        let stop = self.stop.clone();
+        if let SessionPlace::Device(session) = &mut self.session {
+            session.stop_when(move || stop());
+        }
     }
 
     /// From now on returns tensors on one of candle's devices: the CPU, or with the feature `candle-cuda` the GPU that
@@ -204,7 +302,7 @@ impl Trainer {
 
     /// The names of all parameters, as in Hugging Face's files, those of adapters as in PEFT's.
     pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
-        let entries = self.session.model().layout().entries().iter();
+        let entries = self.layout.entries().iter();
         entries.map(|entry| entry.name.as_str())
     }
 
@@ -222,19 +320,38 @@ impl Trainer {
     /// [`Failure::Usage`] if no parameter has this name; it names one that exists.
     pub fn parameter(&self, name: &str) -> Result<Tensor> {
         let (index, parameter) = self.find(name)?;
-        let session = &self.session;
+        let session = self.session.awake()?;
         let values = || session.parameter(index);
         self.give(parameter, values, |out| session.copy_parameter(index, out))
     }
 
+    /// A parameter's shape in Hugging Face's files.
+    ///
+    /// # Errors
+    /// As [`Trainer::parameter`].
+    pub fn stored_shape(&self, name: &str) -> Result<Vec<usize>> {
+        Ok(self.find(name)?.1.stored_shape())
+    }
+
+    /// The values of [`Trainer::parameter`], row by row, in the host's memory.
+    ///
+    /// # Errors
+    /// As [`Trainer::parameter`].
+    pub fn parameter_values(&self, name: &str) -> Result<Vec<f32>> {
+        let (index, parameter) = self.find(name)?;
+        self.enter()?;
+        let tensor = tensors::in_files_shape(self.session.awake()?.parameter(index)?, parameter)?;
+        tensors::values(&tensor, parameter)
+    }
+
     /// A copy of a parameter's gradient of the last step, before clipping, as f32 in the parameter's shape. Before the
-    /// first step it is undefined.
+    /// first step, and between waking and the next step, it is undefined.
     ///
     /// # Errors
     /// As [`Trainer::parameter`], and if the parameter is frozen.
     pub fn gradient(&self, name: &str) -> Result<Tensor> {
         let (index, parameter) = self.find(name)?;
-        let session = &self.session;
+        let session = self.session.awake()?;
         let values = || session.gradient(index);
         self.give(parameter, values, |out| session.copy_gradient(index, out))
     }
@@ -249,7 +366,7 @@ impl Trainer {
     pub fn states(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
         let (index, parameter) = self.find(name)?;
         self.enter()?;
-        let states = self.session.states(index)?.into_iter();
+        let states = self.session.awake()?.states(index)?.into_iter();
         let tensors = states.map(|state| {
             let name = state.name.clone();
             let tensor = tensors::state(state, parameter)?;
@@ -273,8 +390,10 @@ impl Trainer {
         }
         let values = tensors::values_of(values, parameter)?;
         self.enter()?;
-        let offset = self.session.model().layout().entries()[index].offset;
-        Ok(self.session.incoming().set_values(offset, &values)?)
+        let offset = self.layout.entries()[index].offset;
+        self.saved = None;
+        let session = self.session.awake_mut()?;
+        Ok(session.incoming().set_values(offset, &values)?)
     }
 
     /// Writes the model to a folder in Hugging Face layout, which transformers and candle-transformers load, with the
@@ -285,13 +404,22 @@ impl Trainer {
     /// [`Failure::File`] or [`Failure::Weights`].
     pub fn save(&mut self, folder: impl AsRef<Path>) -> Result {
         self.enter()?;
+        let session = self.session.awake_mut()?;
         let base = self.base.as_ref();
-        let files = model_files(&self.session, &self.origin, base, &self.config);
+        let files = model_files(session, &self.origin, base, &self.config);
         let architecture = Architecture::of(&self.config.model, Attention::default());
         let left_out = self.left_out.as_ref().filter(|_| base.is_none());
         let whole = whole_model(left_out, &architecture.parameters);
-        let exported = self.session.export(folder.as_ref(), &files, whole.as_ref());
+        let exported = session.export(folder.as_ref(), &files, whole.as_ref());
         Ok(exported?)
+    }
+
+    /// Steps made, and updates: steps that were not skipped.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if it sleeps.
+    pub fn progress(&self) -> Result<(usize, usize)> {
+        Ok(self.session.awake()?.progress())
     }
 
     /// The plan of a step. [`StepOutcome::memory`] has what was measured.
@@ -355,13 +483,13 @@ impl Trainer {
 
     /// A parameter and its place in the layout.
     fn find(&self, name: &str) -> Result<(usize, &Parameter)> {
-        let model = self.session.model();
-        let Some(index) = model.layout().find(name) else {
+        let Some(index) = self.layout.find(name) else {
             return Err(Failure::Usage(format!(
                 "the model has no parameter `{name}`; parameter_names() lists those that it has, such as `{}`",
                 self.parameter_names().next().unwrap_or_default()
             )));
         };
+        let model = self.session.awake()?.model();
         let mut parameters = model.architecture().parameters.in_layout();
         let parameter = parameters.nth(index);
         Ok((index, parameter.expect("the layout is of these parameters")))

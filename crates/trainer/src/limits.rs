@@ -5,9 +5,12 @@ use crate::failure::Result;
 use files::{TensorSource, tensor_file_bytes};
 use kernels::Target;
 use memory::Home;
-use planner::{DiskNeed, HostNeed, HostRoom, InferencePlan, NoDiskRoom, Plan, Saved, SystemDisks};
+use planner::{
+    DiskNeed, HostNeed, HostRoom, InferencePlan, NoDiskRoom, Plan, Saved, SystemDisks,
+    first_refused,
+};
 use scratch::ScratchFolder;
-use settings::{Config, Size};
+use settings::{Config, Settings, Size};
 use std::path::Path;
 
 /// Raises the limit on open files as far as this process may. A checkpoint of many ranks has a file for each, and all
@@ -57,6 +60,26 @@ pub(crate) fn refuse_without_room(
         drop(ScratchFolder::open(folder)?);
     }
     Ok(())
+}
+
+/// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
+pub(crate) fn refuse_what_does_not_fit(
+    (config, settings): (&Config, &Settings),
+    plan: &Plan,
+    device: &OpenDevice,
+    limit: Option<u64>,
+) -> Result {
+    if config.memory.force {
+        return Ok(());
+    }
+    let planned = (plan.most_bytes(), plan.reserved_bytes);
+    let over = limit.filter(|limit| planned.0 > *limit);
+    let by_limit = over.map(|limit| first_refused(settings, device.target(), limit));
+    let by_device = device.first_refused(settings, planned)?;
+    match by_limit.transpose()?.flatten().or(by_device) {
+        None => Ok(()),
+        Some(error) => Err(error.into()),
+    }
 }
 
 /// The scratch files that a run keeps in a folder.

@@ -29,10 +29,19 @@ enum Sink {
 
 /// Starts logging to stderr, and for one of several ranks also for its file.
 pub fn begin(rank: Option<usize>) {
+    begin_at(LevelFilter::INFO, rank);
+}
+
+/// Starts logging warnings to stderr, within another program. One that logs itself goes on as it does.
+pub fn begin_within() {
+    begin_at(LevelFilter::WARN, None);
+}
+
+fn begin_at(level: LevelFilter, rank: Option<usize>) {
     let colour = std::env::var_os("NO_COLOR").is_none() && stderr().is_terminal();
     let wanted = std::env::var("RUST_LOG").ok();
     let filter = wanted.and_then(|wanted| wanted.parse::<Targets>().ok());
-    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(level));
     // What all ranks would report alike is reported once, by the first rank.
     let told = match rank {
         None | Some(0) => LevelFilter::TRACE,
@@ -54,11 +63,13 @@ pub fn begin(rank: Option<usize>) {
             .with_target(false)
             .log_internal_errors(false)
     });
-    tracing_subscriber::registry()
+    let begun = tracing_subscriber::registry()
         .with(filter)
         .with(to_stderr)
         .with(to_file)
-        .init();
+        .try_init();
+    // A process logs in one way.
+    drop(begun);
 }
 
 /// Writes the lines so far and all later ones into a file too, if this is one of several ranks.

@@ -1,10 +1,8 @@
 //! The `trainer` binary.
 
-use collectives::Launch;
 use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::thread;
-use trainer::{cli::Cli, log};
 
 /// The stack of the thread that does the work. That of the process's first thread is as large as its starter allows
 /// (`ulimit -s`), which may be too little.
@@ -28,11 +26,5 @@ fn main() -> ExitCode {
 }
 
 fn work() -> ExitCode {
-    // If the launcher's variables make no sense, the command that needs them reports it.
-    let launch = Launch::from_environment().ok().flatten();
-    log::begin(launch.map(|launch| launch.rank));
-    match trainer::carry_out(&Cli::from_command_line()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(ended) => ended.tell_and_leave(),
-    }
+    ExitCode::from(trainer::command(std::env::args_os()))
 }

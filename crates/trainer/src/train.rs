@@ -14,6 +14,12 @@ mod saver;
 mod saving;
 mod totals;
 
+pub(crate) use loading::narrower_type;
+pub(crate) use preparing::{BATCHES_OF_A_PROGRAM, is_of_a_program};
+pub(crate) use recording::step_record;
+pub(crate) use resuming::restore;
+pub(crate) use totals::{StepInputs, Totals};
+
 use crate::adapters::BaseModel;
 use crate::decisions::Decided;
 use crate::device::{DeviceStep, OpenDevice};
@@ -46,7 +52,6 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
-use totals::{StepInputs, Totals};
 
 /// Trains a model, or resumes training; as one of several ranks, if a launcher started this process as one.
 pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), FailedCommand> {

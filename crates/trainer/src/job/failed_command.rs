@@ -4,7 +4,6 @@ use super::Job;
 use crate::failure::Failure;
 use crate::log;
 use settings::ConfigError;
-use std::process::ExitCode;
 use std::rc::Rc;
 
 /// A command that failed, and the job that it has to leave.
@@ -37,8 +36,8 @@ impl FailedCommand {
     }
 
     /// Reports the failure and leaves the job. If the other ranks know of the failure, all leave together; otherwise
-    /// this rank ends the others, because they would wait. The first rank alone reports a failure that all know.
-    pub fn tell_and_leave(self) -> ExitCode {
+    /// this rank ends the others, because they would wait. The first rank alone reports a failure that all know. Returns the exit code.
+    pub fn tell_and_leave(self) -> u8 {
         let code = self.failure.exit_code();
         let others_do =
             self.failure.is_of_all() && self.job.as_ref().is_some_and(|job| !job.leads());
@@ -46,7 +45,7 @@ impl FailedCommand {
         if let Some(job) = self.job {
             job.leave(&self.failure);
         }
-        ExitCode::from(code)
+        code
     }
 }
 

@@ -78,7 +78,7 @@ mod tests {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         }])
     }
 

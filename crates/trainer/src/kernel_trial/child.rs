@@ -3,13 +3,10 @@
 use super::{BEGUN, COMMAND, DEADLINE, Verdict, Widths};
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
-
-/// This program, even if its file has been replaced since it was started.
-const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a killed process may take to be gone. A driver may hold it.
 const LAST: Duration = Duration::from_secs(1);
@@ -51,7 +48,7 @@ fn reason_in(said: &str) -> String {
 /// What the process wrote, if it was done in time, and what it said on its standard error.
 fn run(index: usize, widths: Widths) -> io::Result<(Option<Output>, String)> {
     let mut said: File = tempfile::tempfile()?;
-    let child = Command::new(THIS_PROGRAM)
+    let child = crate::program::again()
         .arg(COMMAND)
         .arg(format!("--gpu={index}"))
         .args(widths.arguments())

@@ -21,7 +21,7 @@ fn build(hash: &mut crc32fast::Hasher) {
         return;
     }
     // Else the launch code is another wherever the program is: that changes its length or its time.
-    let program = std::env::current_exe().and_then(std::fs::metadata);
+    let program = crate::program::image().and_then(std::fs::metadata);
     let written = program
         .as_ref()
         .ok()

@@ -1,15 +1,15 @@
 //! Converts between candle's tensors and what sessions take and return.
 
+use super::token_rows::TokenRows;
 use crate::failure::{Failure, Result};
 use candle_core::{DType, Device, Tensor};
-use data::{MASKED, MicroBatch, StepBatch};
+use data::MASKED;
 use model::{MatrixOrder, Parameter, Transposition};
 use session::NamedStateCopy;
 use settings::Config;
 
-/// The micro-batches of a step, checked.
-pub(super) fn step_batch(config: &Config, ids: &Tensor, targets: &Tensor) -> Result<StepBatch> {
-    let (micro, seq) = (config.batch.micro, config.data.seq);
+/// A step's tokens, as tensors of exactly the planned size.
+pub(super) fn rows(config: &Config, ids: &Tensor, targets: &Tensor) -> Result<TokenRows> {
     for (tensor, name) in [(ids, "ids"), (targets, "targets")] {
         check_shape(config, tensor, name)?;
     }
@@ -20,28 +20,12 @@ pub(super) fn step_batch(config: &Config, ids: &Tensor, targets: &Tensor) -> Res
             targets.dims()
         )));
     }
-    let vocab = config.model.vocab;
-    let ids = tokens(ids, "ids", vocab, |_| false)?;
-    let targets = tokens(targets, "targets", vocab, |token| {
-        token == i64::from(MASKED)
-    })?;
-    if targets.iter().all(|target| *target == MASKED) {
-        return Err(Failure::Usage(format!(
-            "all `targets` are {MASKED}: a step needs one to learn from"
-        )));
-    }
-    let rows = ids.chunks(micro * seq).zip(targets.chunks(micro * seq));
-    let micro_batches = rows.map(|(ids, targets)| MicroBatch {
-        input_ids: ids.to_vec(),
-        targets: targets.to_vec(),
-        rows: micro,
-        seq,
-        part: memory::Rank::ALONE,
-        documents: None,
-        lengths: None,
-        reference: None,
-    });
-    Ok(micro_batches.collect())
+    Ok(TokenRows {
+        dims: [ids.dims()[0], ids.dims()[1]],
+        ids: tokens(ids, "ids")?,
+        targets: tokens(targets, "targets")?,
+        positions: None,
+    })
 }
 
 /// Refuses a shape that the run was not planned for.
@@ -65,32 +49,15 @@ fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result {
     )))
 }
 
-/// The elements of a tensor, which must be tokens of the vocabulary or allowed by `is_allowed`.
-fn tokens(
-    tensor: &Tensor,
-    name: &str,
-    vocab: usize,
-    is_allowed: impl Fn(i64) -> bool,
-) -> Result<Vec<i32>> {
+/// The elements of a tensor of whole numbers.
+fn tokens(tensor: &Tensor, name: &str) -> Result<Vec<i64>> {
     if !tensor.dtype().is_int() {
         return Err(Failure::Usage(format!(
             "`{name}` are {:?}; tokens are whole numbers: to_dtype(DType::I64) makes them",
             tensor.dtype()
         )));
     }
-    let seq = tensor.dims()[1];
-    let elements = elements::<i64>(tensor, DType::I64, name)?.into_iter();
-    let checked = elements.enumerate().map(|(place, token)| {
-        if (0..vocab as i64).contains(&token) || is_allowed(token) {
-            return Ok(token as i32);
-        }
-        let (row, column) = (place / seq, place % seq);
-        Err(Failure::Usage(format!(
-            "`{name}` at [{row}, {column}] is {token}; the model knows tokens from 0 to {}",
-            vocab - 1
-        )))
-    });
-    checked.collect()
+    elements(tensor, DType::I64, name)
 }
 
 /// All elements of a tensor on any device, converted to a type.
@@ -117,6 +84,11 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
     tensor
         .and_then(|tensor| as_in_files(tensor, parameter))
         .map_err(unreadable(&parameter.name))
+}
+
+/// The values of a parameter's tensor of f32, row by row.
+pub(super) fn values(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f32>> {
+    elements(tensor, DType::F32, &parameter.name)
 }
 
 /// A parameter's tensor, moved to a device.

@@ -31,6 +31,7 @@ impl Run {
                     rank,
                     error,
                     hints: Vec::new(),
+                    fixes: Vec::new(),
                 };
             }
         };
@@ -48,7 +49,12 @@ impl Run {
             Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
             Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
         }
-        Failure::OutOfMemory { rank, error, hints }
+        Failure::OutOfMemory {
+            rank,
+            error,
+            hints,
+            fixes: report.fixes,
+        }
     }
 
     /// Draws what was recorded, and writes the run's page. If that fails, the run's own outcome is not affected.

@@ -44,7 +44,7 @@ impl EvaluationInputs {
                 (error, _) => error,
             })
         });
-        let window = settings.between.sample;
+        let window = settings.between.sample.map(|sample| sample.tokens);
         let sample = window.map(|window| SampleInputs::open(config, window, tokens));
         Ok(EvaluationInputs {
             evaluation: evaluation.transpose()?,

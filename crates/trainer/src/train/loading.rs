@@ -4,15 +4,15 @@ use super::Run;
 use super::resuming::Resumed;
 use crate::adapters::fill_adapters;
 use crate::device::DeviceStep;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
+use crate::limits::refuse_what_does_not_fit;
 use crate::tracer::Tracer;
 use kernels::Target;
 use memory::{DType, Layer, Phase, format_bytes};
 use model::{Model, ModelWeights};
-use planner::first_refused;
 use report::Busy;
 use session::Session;
-use settings::{FloatType, Settings};
+use settings::FloatType;
 use std::path::Path;
 
 /// From this size on, leasing host memory is announced.
@@ -33,7 +33,7 @@ fn leasing(target: Target, bytes: u64) -> Option<String> {
 }
 
 /// The type of the weights in a folder, if it is narrower than that of a model.
-fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>> {
+pub(crate) fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>> {
     let parameters = &model.architecture().parameters;
     let stored = ModelWeights::open(folder, parameters)?.dtype();
     let is_narrower = (stored, model.dtype()) == (DType::BF16, DType::F32);
@@ -41,24 +41,10 @@ fn narrower_type(folder: &Path, model: &Model) -> Result<Option<String>> {
 }
 
 impl Run {
-    /// Refuses a run whose plan does not fit, before anything is leased: at the latest, its first step would fail.
-    fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result {
-        if self.decided.config.memory.force {
-            return Ok(());
-        }
-        let planned = (self.plan.most_bytes(), self.plan.reserved_bytes);
-        let over = self.limit.filter(|limit| planned.0 > *limit);
-        let by_limit = over.map(|limit| first_refused(settings, self.device.target(), limit));
-        let by_device = self.device.first_refused(settings, planned)?;
-        match by_limit.transpose()?.flatten().or(by_device) {
-            None => Ok(()),
-            Some(error) => Err(Failure::from(error)),
-        }
-    }
-
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
     pub(super) fn load(&mut self, step: DeviceStep, resumed: Option<&Resumed>) -> Result<Session> {
-        self.refuse_what_does_not_fit(&step.settings)?;
+        let run = (&self.decided.config, &step.settings);
+        refuse_what_does_not_fit(run, &self.plan, &self.device, self.limit)?;
         let memory = self.device.memory();
         memory.set_limit(self.limit);
         self.announce();

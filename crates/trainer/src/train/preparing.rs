@@ -6,7 +6,7 @@ use super::saver::{Saver, origin};
 use crate::begin::complete_and_warn;
 use crate::decisions::{self, Decided, planning};
 use crate::device::{DeviceStep, OpenDevice};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::initial_model::beyond_context;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
@@ -19,7 +19,7 @@ use data::{Dataset, Inputs, Packing};
 use model::Origin;
 use planner::{Plan, StepOnPaper};
 use session::SessionError;
-use settings::{Resolved, Settings};
+use settings::{Config, Resolved, Settings};
 use std::path::PathBuf;
 
 /// A run that is ready to start, with all that it reads. Nothing has been written for it yet.
@@ -37,6 +37,15 @@ pub(super) struct Prepared {
     pub(super) limit: Option<u64>,
 }
 
+/// What a checkpoint says of its data if a program made its steps, of batches of its own.
+pub(crate) const BATCHES_OF_A_PROGRAM: &str = "batches-of-a-program";
+
+/// Whether the data of a configuration is no file.
+pub(crate) fn is_of_a_program(config: &Config) -> bool {
+    let inputs = config.data.path.as_ref();
+    inputs.is_some_and(|inputs| *inputs == Inputs::from(PathBuf::from(BATCHES_OF_A_PROGRAM)))
+}
+
 impl Prepared {
     /// Opens the data and the device, decides what is left open, and plans. A run that is not possible is refused here.
     pub(super) fn new(job: &Job, resolved: Resolved) -> Result<Prepared> {
@@ -46,6 +55,11 @@ impl Prepared {
             Some(resumed) => resumed.own_settings(resolved)?,
         })?;
         let config = &command.config;
+        if resumed.is_some() && is_of_a_program(config) {
+            return Err(Failure::Usage(
+                "a program made the steps of this checkpoint, of batches of its own; name the data to go on with: --data PATH".into(),
+            ));
+        }
         let (options, reason) = decided_options(config, command.seq_is_explicit);
         if config.data.packing == Packing::Auto {
             tracing::info!("data.packing is {}: {reason}", options.packing);

@@ -8,8 +8,8 @@ use kernels::cuda::KernelKind;
 use memory::GRANULARITY_BYTES;
 use model::UnderflowShare;
 use report::{
-    METRICS_SCHEMA_VERSION, ProcessRecord, RewardMarks, RouterMarks, RunRecord, StepRecord, Timing,
-    UnderflowMarks, resident_bytes,
+    METRICS_SCHEMA_VERSION, PolicyMarks, ProcessRecord, RewardMarks, RouterMarks, RunRecord,
+    StepRecord, Timing, UnderflowMarks, resident_bytes,
 };
 use session::{Rewards, StepOutcome};
 use std::time::Duration;
@@ -79,42 +79,10 @@ impl Run {
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
         let of_all = |peak: f64| peak * self.job.size() as f64;
-        let times = &outcome.memory.phase_time.read();
+        let flops = (self.plan.flops_per_token, peak_tflops.map(of_all));
         StepRecord {
-            step: outcome.step,
-            loss: outcome.loss,
-            grad_norm: outcome.grad_norm,
-            finite: outcome.is_finite(),
-            lr: outcome.lr as f32,
-            lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
-            routers: router_marks(outcome),
-            fp8_underflows: underflow_marks(outcome),
-            rewards: outcome.rewards.map(reward_marks),
-            epoch: asked.epoch,
-            tokens: outcome.targets,
-            timing: Timing::new(
-                elapsed,
-                asked.data_wait,
-                times,
-                asked.tokens,
-                self.plan.flops_per_token,
-                peak_tflops.map(of_all),
-            ),
-            peak_bytes: outcome.memory.peak.bytes,
-            planned_peak_bytes,
-            peak_by_category: outcome.memory.peak.by_category,
-            peak_phase: outcome.memory.peak.place.phase,
-            peak_layer: outcome.memory.peak.place.layer,
-            phase_peak_bytes: outcome.memory.phase_peaks,
-            slab_bytes: outcome.memory.slab_bytes,
-            host_pinned_bytes: outcome.memory.host_pinned_bytes,
-            replayed: outcome.replayed.clone(),
-            h2d_bytes: outcome.traffic.h2d_bytes,
-            d2h_bytes: outcome.traffic.d2h_bytes,
-            disk_read_bytes: outcome.traffic.disk_read_bytes,
-            disk_written_bytes: outcome.traffic.disk_written_bytes,
             sent_bytes: self.plan.ranks.as_ref().map(|_| outcome.traffic.sent_bytes),
-            device: outcome.memory.device,
+            ..step_record(outcome, (elapsed, asked), planned_peak_bytes, flops)
         }
     }
 
@@ -140,6 +108,57 @@ impl Run {
             graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),
         }
+    }
+}
+
+/// The record of a step of one process. The last two are the model's FLOPs for one token, and the device's peak in units of 10^12, if it is
+/// known.
+pub(crate) fn step_record(
+    outcome: &StepOutcome,
+    (elapsed, asked): (Duration, &StepInputs),
+    planned_peak_bytes: u64,
+    (flops_per_token, peak_tflops): (u64, Option<f64>),
+) -> StepRecord {
+    let (memory, traffic) = (&outcome.memory, &outcome.traffic);
+    StepRecord {
+        step: outcome.step,
+        loss: outcome.loss,
+        grad_norm: outcome.grad_norm,
+        finite: outcome.is_finite(),
+        lr: outcome.lr as f32,
+        lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
+        routers: router_marks(outcome),
+        fp8_underflows: underflow_marks(outcome),
+        rewards: outcome.rewards.map(reward_marks),
+        policy: outcome.policy.map(|numbers| PolicyMarks {
+            policy_kl: numbers.kl,
+            policy_clip_share: numbers.clip_share,
+        }),
+        epoch: asked.epoch,
+        tokens: outcome.targets,
+        timing: Timing::new(
+            elapsed,
+            asked.data_wait,
+            &memory.phase_time.read(),
+            asked.tokens,
+            flops_per_token,
+            peak_tflops,
+        ),
+        peak_bytes: memory.peak.bytes,
+        planned_peak_bytes,
+        peak_by_category: memory.peak.by_category,
+        peak_phase: memory.peak.place.phase,
+        peak_layer: memory.peak.place.layer,
+        phase_peak_bytes: memory.phase_peaks,
+        slab_bytes: memory.slab_bytes,
+        host_pinned_bytes: memory.host_pinned_bytes,
+        replayed: outcome.replayed.clone(),
+        h2d_bytes: traffic.h2d_bytes,
+        d2h_bytes: traffic.d2h_bytes,
+        disk_read_bytes: traffic.disk_read_bytes,
+        disk_written_bytes: traffic.disk_written_bytes,
+        sent_bytes: None,
+        device: memory.device,
     }
 }
 

@@ -106,11 +106,15 @@ impl Resumed {
                  out, or begin a new run"
             )));
         }
-        self.changes = changes.iter().map(ToString::to_string).collect();
+        // The batches of a program have no fingerprint, and the settings of the data say nothing of them.
+        let is_program_s = self.checkpoint.state.data.is_empty();
+        let counts = |key: &str| !is_program_s || key == "data.seq" || !key.starts_with("data.");
+        let counted = changes.iter().filter(|change| counts(change.key));
+        self.changes = counted.map(ToString::to_string).collect();
         let orders = |key: &str| key.starts_with("data.") || key == "train.seed";
         let is_same_data = self.checkpoint.state.data == dataset;
         self.are_same_samples = is_same_data && !changes.iter().any(|change| orders(change.key));
-        if !is_same_data {
+        if !is_same_data && !is_program_s {
             self.changes.push("the data is other than before".into());
         }
         let had = self.checkpoint.state.algorithms.as_deref();
@@ -239,34 +243,7 @@ impl Resumed {
         config: &Config,
         base: Option<&BaseModel>,
     ) -> Result {
-        let state = self.state();
-        let (was, optim) = (&state.optimizer, &config.optim);
-        let is = [optim.state_dtype.to_string(), optim.master.to_string()];
-        if [&was.state_dtype, &was.master] != [&is[0], &is[1]] {
-            tracing::info!(
-                "optimizer states are converted through f32: moments {} to {}, master {} to {}",
-                was.state_dtype,
-                is[0],
-                was.master,
-                is[1]
-            );
-        }
-        match base {
-            None => {
-                session.incoming().import(self.folder())?;
-            }
-            Some(base) => {
-                let parameters = session.model().architecture().parameters.clone();
-                match base.weights(&parameters)? {
-                    BaseWeights::Folder(folder) => drop(session.incoming().import(folder)?),
-                    BaseWeights::Fresh(fresh) => session.incoming().initialise(fresh)?,
-                }
-                session.incoming().import_adapter(self.folder())?;
-            }
-        }
-        session.import_optimizer(self.folder())?;
-        session.set_progress((state.step as usize, state.updates as usize));
-        Ok(())
+        restore(&self.checkpoint, session, config, base)
     }
 
     /// The data from the checkpoint's position, or from the beginning if the samples differ.
@@ -299,6 +276,43 @@ impl Resumed {
         }
         Ok(())
     }
+}
+
+/// Restores the weights, optimizer states and counters of a checkpoint.
+pub(crate) fn restore(
+    checkpoint: &Checkpoint,
+    session: &mut Session,
+    config: &Config,
+    base: Option<&BaseModel>,
+) -> Result {
+    let (folder, state) = (&checkpoint.path, &checkpoint.state);
+    let (was, optim) = (&state.optimizer, &config.optim);
+    let is = [optim.state_dtype.to_string(), optim.master.to_string()];
+    if [&was.state_dtype, &was.master] != [&is[0], &is[1]] {
+        tracing::info!(
+            "optimizer states are converted through f32: moments {} to {}, master {} to {}",
+            was.state_dtype,
+            is[0],
+            was.master,
+            is[1]
+        );
+    }
+    match base {
+        None => {
+            session.incoming().import(folder)?;
+        }
+        Some(base) => {
+            let parameters = session.model().architecture().parameters.clone();
+            match base.weights(&parameters)? {
+                BaseWeights::Folder(folder) => drop(session.incoming().import(folder)?),
+                BaseWeights::Fresh(fresh) => session.incoming().initialise(fresh)?,
+            }
+            session.incoming().import_adapter(folder)?;
+        }
+    }
+    session.import_optimizer(folder)?;
+    session.set_progress((state.step as usize, state.updates as usize));
+    Ok(())
 }
 
 /// The run that continues: that of the checkpoint, unless `--out` names another folder.

@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 /// What is known of a step before it is made.
 #[derive(Clone, Default)]
-pub(super) struct StepInputs {
+pub(crate) struct StepInputs {
     /// Time that it waited for its data.
-    pub(super) data_wait: Duration,
+    pub(crate) data_wait: Duration,
     /// Tokens of all ranks, masked ones included.
-    pub(super) tokens: usize,
+    pub(crate) tokens: usize,
     /// This rank's targets.
-    pub(super) own_targets: usize,
+    pub(crate) own_targets: usize,
     /// Lengths of this rank's micro-batches.
-    pub(super) own_lengths: Vec<usize>,
+    pub(crate) own_lengths: Vec<usize>,
     /// Number of passes over the data after it, to four decimals.
-    pub(super) epoch: f64,
+    pub(crate) epoch: f64,
 }
 
 impl StepInputs {
     /// `rank` is this one among those that make other micro-batches, `parts` is how many of each it makes, `next` is the sample that
     /// follows, and `samples` the number in a pass.
-    pub(super) fn of(
+    pub(crate) fn of(
         (rank, parts): (Rank, usize),
         batch: &StepBatch,
         data_wait: Duration,
@@ -44,33 +44,33 @@ impl StepInputs {
 }
 
 /// Totals of the run so far.
-pub(super) struct Totals {
+pub(crate) struct Totals {
     /// Steps made before the checkpoint that was resumed.
-    pub(super) before: usize,
-    pub(super) steps: usize,
-    pub(super) skipped: usize,
-    pub(super) skipped_in_a_row: usize,
+    pub(crate) before: usize,
+    pub(crate) steps: usize,
+    pub(crate) skipped: usize,
+    pub(crate) skipped_in_a_row: usize,
     /// Tokens read, masked ones included, and how many were targets.
-    pub(super) tokens: u64,
-    pub(super) targets: u64,
+    pub(crate) tokens: u64,
+    pub(crate) targets: u64,
     /// Tokens of this process, and the time of its steps.
-    pub(super) tokens_here: u64,
-    pub(super) time: Duration,
+    pub(crate) tokens_here: u64,
+    pub(crate) time: Duration,
     /// When the last step was known to be done.
-    pub(super) until: Instant,
-    pub(super) last: Option<StepOutcome>,
+    pub(crate) until: Instant,
+    pub(crate) last: Option<StepOutcome>,
     /// The most memory that a step of this process has used.
-    pub(super) used: Used,
+    pub(crate) used: Used,
 }
 
 /// The most memory that any of several steps used.
 #[derive(Default)]
-pub(super) struct Used {
+pub(crate) struct Used {
     peak_bytes: u64,
     /// Bytes live at that peak.
-    pub(super) by_category: ByCategory,
-    pub(super) by_phase: ByPhase<u64>,
-    pub(super) host_pinned_bytes: u64,
+    pub(crate) by_category: ByCategory,
+    pub(crate) by_phase: ByPhase<u64>,
+    pub(crate) host_pinned_bytes: u64,
 }
 
 impl Used {
@@ -88,7 +88,7 @@ impl Used {
 
 impl Totals {
     /// The totals in a checkpoint; zero without one.
-    pub(super) fn after(state: Option<&TrainerState>) -> Totals {
+    pub(crate) fn after(state: Option<&TrainerState>) -> Totals {
         let number = |of: fn(&TrainerState) -> u64| state.map_or(0, of);
         let steps = number(|state| state.step) as usize;
         Totals {
@@ -107,12 +107,12 @@ impl Totals {
     }
 
     /// Time since the step before. If the host runs ahead of the device, only these times add up to the run's.
-    pub(super) fn lap(&mut self, done_at: Instant) -> Duration {
+    pub(crate) fn lap(&mut self, done_at: Instant) -> Duration {
         let before = std::mem::replace(&mut self.until, done_at);
         done_at.saturating_duration_since(before)
     }
 
-    pub(super) fn add(&mut self, outcome: &StepOutcome, tokens: usize, elapsed: Duration) {
+    pub(crate) fn add(&mut self, outcome: &StepOutcome, tokens: usize, elapsed: Duration) {
         let skipped = usize::from(!outcome.is_finite());
         self.steps = outcome.step;
         self.skipped += skipped;

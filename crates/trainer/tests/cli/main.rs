@@ -49,6 +49,7 @@ mod other_tools;
 mod output;
 mod plan;
 mod plan_from;
+mod policy;
 mod preferences;
 mod prepare;
 mod profile;

@@ -44,6 +44,37 @@ fn the_table_is_for_people() {
     assert!(table.lines().count() < 120, "{table}");
 }
 
+/// Another program on the same GPU takes nothing of a limit, and all of what it keeps of the device.
+#[test]
+fn a_plan_beside_another_program_is_for_the_rest_of_the_device() {
+    let place = Workplace::new();
+    let run = "--config llama-15m --device cuda --micro-batch 2 --largest seq";
+    let beside = format!("{run} --device-memory 24GiB --beside 20GiB");
+    let (rest, plan) = (
+        plan_json(&place, &format!("{run} --device-memory 4GiB")),
+        plan_json(&place, &beside),
+    );
+    assert_eq!(plan["beside_bytes"], 20u64 << 30);
+    assert_eq!(rest["beside_bytes"], Value::Null);
+    assert_eq!(plan["largest"], rest["largest"]);
+    let text = place.trainer(&format!("plan {beside}")).succeeds().stdout;
+    let line = "\nbeside another program that keeps 20.0 GiB of the device (21474836480 bytes)\n";
+    assert!(text.contains(line), "{text}");
+    let refused = |flags: &str, words: &[&str]| {
+        place
+            .trainer(&format!("plan {run} {flags}"))
+            .fails(2, words);
+    };
+    for all in ["24GiB", "100%"] {
+        refused(
+            &format!("--device-memory 24GiB --beside {all}"),
+            &["--beside", "24.0 GiB", "leaves nothing"],
+        );
+    }
+    refused("--device-memory 24GiB --beside much", &["--beside", "much"]);
+    refused("--memory-limit 24GiB --beside 1GiB", &["--device-memory"]);
+}
+
 /// What is planned comes first, then what was asked for, then the rest; rules of thumb come last.
 #[test]
 fn the_answer_comes_before_the_tables() {

@@ -1,6 +1,8 @@
 //! A step allocates nothing behind the ledger's back but what the GEMM library packs its operands into, and that
 //! stays below what the run record says.
 //!
+//! A trainer that sleeps holds what it says, and no more after 200 sleeps.
+//!
 //! Every allocation of 4 KiB or more in any thread is traced to the function that asked for it. One test, since
 //! what another one allocates meanwhile would be seen too.
 
@@ -20,6 +22,7 @@ use optim::OptimizerKind;
 use session::Session;
 use settings::Settings;
 use std::hint::black_box;
+use trainer::{Handed, SleepLevel, Trainer, configuration};
 
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
@@ -165,8 +168,52 @@ fn assert_nothing_hidden(settings: Settings, mode: &str, kept_bytes: u64) {
     assert!(watched.most_bytes + kept_bytes <= most, "{dtype:?} {mode}");
 }
 
+fn resident_bytes() -> f64 {
+    // What was freed before may otherwise return to the system at any later time.
+    // SAFETY: it only returns memory that nobody has.
+    unsafe { libc::malloc_trim(0) };
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: f64 = text.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096.0
+}
+
+/// What a trainer gives back, and what the process then holds, while it sleeps and when it is awake again.
+fn sleep_and_wake(trainer: &mut Trainer) -> (Handed, f64, f64) {
+    let handed = trainer.sleep(SleepLevel::Keep).unwrap();
+    let asleep = resident_bytes();
+    trainer.wake().unwrap();
+    (handed, asleep, resident_bytes())
+}
+
+/// Of what a sleeping trainer gives back, the process holds no more than it keeps, however often it slept.
+fn assert_that_a_sleeping_trainer_holds_nothing() {
+    // From this size on, glibc returns freed blocks to the system at once, instead of from the largest freed block on.
+    // SAFETY: it only sets a number of malloc's.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
+    let set = ["train.device=cpu", "model.vocab=8000", "model.layers=2"];
+    let set = [&set[..], &["data.seq=128", "batch.micro=4"]].concat();
+    let mut trainer = Trainer::new(configuration("llama-15m", &set).unwrap()).unwrap();
+    let (first, asleep, awake) = sleep_and_wake(&mut trainer);
+    let lost = (first.given_back_bytes - first.kept_on_host_bytes) as f64;
+    assert!(lost > f64::from(32 << 20), "{first:?}");
+    let few = 0.03 * lost;
+    assert!(
+        (awake - asleep - lost).abs() < few,
+        "{awake} {asleep} {first:?}"
+    );
+    for _ in 1..200 {
+        let (handed, now_asleep, now_awake) = sleep_and_wake(&mut trainer);
+        assert_eq!((handed, handed.held_bytes), (first, 0));
+        assert!((now_asleep - asleep).abs() < few, "{now_asleep} {asleep}");
+        assert!((now_awake - awake).abs() < few, "{now_awake} {awake}");
+    }
+    let (_, watched) = watch(|| sleep_and_wake(&mut trainer));
+    assert!(!watched.made.is_empty());
+    assert_eq!(watched.left_bytes, 0);
+}
+
 #[test]
-fn a_step_allocates_nothing_but_gemm_packing() {
+fn a_step_allocates_nothing_but_gemm_packing_and_a_sleep_keeps_what_it_says() {
     let kept_bytes = warm_up();
     assert_that_the_watch_works();
     assert_that_leases_are_seen();
@@ -181,4 +228,5 @@ fn a_step_allocates_nothing_but_gemm_packing() {
             assert_nothing_hidden(settings, &kind.to_string(), kept_bytes);
         }
     }
+    assert_that_a_sleeping_trainer_holds_nothing();
 }

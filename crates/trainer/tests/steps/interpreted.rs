@@ -3,16 +3,16 @@
 
 use crate::common::elsewhere::{forms, state, with_form};
 use crate::common::side_by_side::side_by_side;
-use crate::common::{assert_as_planned, hybrid, odd_model, step_batch};
+use crate::common::{assert_as_planned, hybrid, odd_model, pinned_states, step_batch};
 use kernels::Target;
 use kernels::cuda::{Cuda, KernelKind};
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Policy};
 use planner::Plan;
 use ptx::{Interpreter, PtxTexts};
-use session::Session;
+use session::{Session, SessionError};
 use settings::load::{Source, load};
-use settings::{KernelFamily, PerFamily, Settings};
+use settings::{KernelFamily, PerFamily, Settings, StepObjective};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
@@ -168,7 +168,10 @@ fn models() -> Vec<Row> {
         (
             "preferences, f32",
             Settings {
-                preferences: Some(0.1),
+                objective: StepObjective::Preferences {
+                    beta: 0.1,
+                    has_reference: false,
+                },
                 ..dense(0, 71)
             },
             PerFamily::SM80,
@@ -265,4 +268,40 @@ fn steps_are_those_of_the_processor_and_as_planned_whatever_is_recomputed() {
         assert!(full.gradients == none.gradients, "{name}: gradients differ");
         assert!(full.state == none.state, "{name}: weights or states differ");
     });
+}
+
+/// What a session holds goes to host memory and back by the backend's own copies.
+#[test]
+fn steps_with_a_sleep_after_each_are_the_same() {
+    let settings = Settings {
+        homes: pinned_states(),
+        ..settings(odd_model(LAYERS), 7, 40, Attention::Flash)
+    };
+    let plan = Plan::new(&settings, Target::Cuda).unwrap();
+    let run = |sleeps: bool| {
+        let interpreter = Interpreter::new(&TEXTS);
+        let memory = || Memory::device(Rc::new(interpreter.clone()));
+        let open = |memory: &Memory| {
+            let dtype = settings.narrowest_dtype();
+            let kernels = Cuda::new(interpreter.clone(), memory, dtype)?;
+            let session = Session::on_kernels(settings.clone(), memory, Box::new(kernels))?;
+            memory.reserve_slab(plan.slab_bytes)?;
+            Ok::<_, SessionError>(session)
+        };
+        let mut session = open(&memory()).unwrap();
+        session.initialise(7).unwrap();
+        for step in 0..STEPS {
+            let outcome = session.step(&step_batch(&settings, step)).unwrap();
+            assert_as_planned("a step", &plan, &outcome);
+            if sleeps {
+                let (asleep, left) = (session.fall_asleep().unwrap(), session.memory().clone());
+                drop(session);
+                assert_eq!(left.live_leases(), 0);
+                let memory = memory();
+                session = asleep.wake(&memory, || open(&memory)).unwrap();
+            }
+        }
+        state(&session)
+    };
+    assert!(run(true) == run(false));
 }

@@ -258,7 +258,7 @@ fn uniform_recompute_replays_each_stage_once() {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         };
         session
             .step(&data::StepBatch::from_iter([micro]))

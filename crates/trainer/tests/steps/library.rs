@@ -24,7 +24,7 @@ const FAMILIES: [&[&str]; 2] = [
 ];
 
 /// A small model on the processor: two micro-batches of two rows of eight tokens.
-fn config(more: &[&str]) -> Config {
+pub fn config(more: &[&str]) -> Config {
     let small = [
         "model.hidden=24",
         "model.layers=2",
@@ -43,12 +43,12 @@ fn config(more: &[&str]) -> Config {
     configuration("tiny", &[&small[..], more].concat()).unwrap()
 }
 
-fn trainer(more: &[&str]) -> Trainer {
+pub fn trainer(more: &[&str]) -> Trainer {
     Trainer::new(config(more)).unwrap()
 }
 
 /// Four rows of eight ids, and the tokens after them, two of which are not asked for.
-fn batch() -> (Tensor, Tensor) {
+pub fn batch() -> (Tensor, Tensor) {
     let ids: Vec<u32> = (0..32).map(|place| place * 7 % 23).collect();
     let target = |place: i64| {
         if place % 16 == 5 {
@@ -290,7 +290,7 @@ fn a_policy_for_a_layer_changes_memory_alone() {
 }
 
 /// Says what was refused.
-fn refusal<T>(outcome: Result<T, Failure>, parts: &[&str]) {
+pub fn refusal<T>(outcome: Result<T, Failure>, parts: &[&str]) {
     let failure = outcome.err().expect("it is refused");
     assert_eq!(failure.exit_code(), 2, "{failure}");
     for part in parts {

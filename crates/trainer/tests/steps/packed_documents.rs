@@ -48,7 +48,7 @@ fn alone(settings: &Settings) -> StepBatch {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         }
     };
     let lengths = LENGTHS.into_iter().flatten();
@@ -74,7 +74,7 @@ fn side_by_side(settings: &Settings) -> StepBatch {
         part: memory::Rank::ALONE,
         documents: Some(starts.collect()),
         lengths: None,
-        reference: None,
+        beside: None,
     };
     StepBatch::from_iter([micro])
 }

@@ -1,12 +1,12 @@
 //! Five steps of preferences against Hugging Face's TRL (`benches/peers/trl_reference.py` wrote `tests/golden/trl`).
 
 use crate::common::golden::Golden;
-use data::{MASKED, MicroBatch, StepBatch};
+use data::{BesideTargets, MASKED, MicroBatch, StepBatch};
 use memory::{DType, Memory};
 use model::{AdapterConfig, Lora, Policy};
 use serde_json::Value;
 use session::{Inference, Session, SessionError};
-use settings::{BaseStorage, LoraConfig, Settings};
+use settings::{BaseStorage, LoraConfig, Settings, StepObjective};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn batches(reference: &Value, settings: &Settings) -> Vec<StepBatch> {
             part: memory::Rank::ALONE,
             documents: None,
             lengths: None,
-            reference: None,
+            beside: None,
         }
     });
     let micro: Vec<MicroBatch> = micro.collect();
@@ -93,7 +93,10 @@ fn reference() -> Value {
 
 fn settings(golden: &Golden, reference: &Value) -> Settings {
     Settings {
-        preferences: Some(number(reference, "beta") as f32),
+        objective: StepObjective::Preferences {
+            beta: number(reference, "beta") as f32,
+            has_reference: false,
+        },
         micro_batch: 2 * reference["pairs_of_micro_batch"].as_u64().unwrap() as usize,
         accum: reference["accum"].as_u64().unwrap() as usize,
         ..golden.settings(DType::F32, "none")
@@ -116,7 +119,10 @@ fn adapters_agree_with_trl() {
         let policy = Policy::with_layers(labels, mode, &BTreeMap::new(), layers).unwrap();
         let settings = Settings {
             lora: Some(adapters(&start)),
-            preferences: plain.preferences.map(|own| own * beta),
+            objective: StepObjective::Preferences {
+                beta: number(&reference, "beta") as f32 * beta,
+                has_reference: false,
+            },
             policy,
             head_chunk,
             ..plain.clone()
@@ -133,16 +139,18 @@ fn adapters_agree_with_trl() {
 #[test]
 fn a_whole_model_agrees_with_trl() {
     let (golden, reference) = (Golden::open("transformers/llama"), reference());
+    let settings = settings(&golden, &reference);
     let settings = Settings {
-        has_reference: true,
-        ..settings(&golden, &reference)
+        objective: settings.objective.with_reference(),
+        ..settings
     };
     let mut batches = batches(&reference, &settings);
     let mut first = Inference::on_cpu(&settings, &Memory::host()).unwrap();
     first.incoming().import(&golden.folder).unwrap();
     for micro in batches.iter_mut().flat_map(|step| &mut step.micro) {
         let one = std::iter::once(Ok::<_, SessionError>(micro.clone()));
-        micro.reference = Some(first.forward().sequence_losses(one).unwrap().0);
+        let (losses, _) = first.forward().sequence_losses(one).unwrap();
+        micro.beside = Some(BesideTargets::Reference(losses));
     }
     let mut session = golden.session(&settings);
     let [relative, absolute] = errors(&mut session, &batches, &reference["whole"]);

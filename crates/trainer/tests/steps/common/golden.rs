@@ -8,7 +8,7 @@ use model::{Architecture, Attention, ModelConfig, Policy};
 use optim::{AdamW, Hyperparameters};
 use serde_json::Value;
 use session::Session;
-use settings::{KernelChoice, PerFamily, Settings, StateFormats};
+use settings::{KernelChoice, PerFamily, Settings, StateFormats, StepObjective};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -66,8 +66,7 @@ impl Golden {
             freeze: Vec::new(),
             lora: None,
             fp8: None,
-            preferences: None,
-            has_reference: false,
+            objective: StepObjective::NextTokens,
             policy: Policy::with_layers(model.labels(), mode, &BTreeMap::new(), model.layers)
                 .unwrap(),
             model,
@@ -175,7 +174,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         part: memory::Rank::ALONE,
         documents: None,
         lengths: None,
-        reference: None,
+        beside: None,
     }
 }
 

@@ -397,7 +397,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
         documents: (settings.packing == Packing::FirstFit).then(|| documents(settings)),
         lengths: (settings.packing != Packing::Concatenate)
             .then(|| vec![settings.seq as i32; settings.micro_batch]),
-        reference: None,
+        beside: None,
     });
     micro.collect()
 }
