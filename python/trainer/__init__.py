@@ -1,6 +1,13 @@
-"""Calls the program `trainer`, which this package brings along, and returns what it prints as dictionaries.
+"""Trains transformers, and knows their memory to the byte before.
+
+In this process, with your own batches: `Trainer`.
 
     import trainer
+    with trainer.Trainer(config="tiny", seq=64) as model:
+        model.step(input_ids, labels)
+
+As the command `trainer`, of which these return what it prints, as dictionaries: `plan`, `bench`, `check`.
+
     plan = trainer.plan(config="llama-3-8b", recompute="full", seq=8192)
     print(plan["peak_bytes"])
 
@@ -12,27 +19,27 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["TrainerError", "bench", "binary", "check", "plan", "schema"]
+from . import _trainer
+from ._errors import OutOfMemory, TrainerError, UsageError
+from ._flags import flags_of
+from ._model import Trainer
+
+Weight = _trainer.Weight
+
+__all__ = ["OutOfMemory", "Trainer", "TrainerError", "UsageError", "Weight", "bench", "binary", "check", "plan", "schema"]
+
+# Kernels are tried in a process of their own; within a program that has no interpreter to start, they are not.
+if sys.executable:
+    _trainer.is_within(_trainer.__file__, [sys.executable, str(Path(__file__).with_name("__main__.py"))])
 
 # `check` ends with it where a peak grew, `bench` where peaks have changed.
 CHECK_FAILED = 1
 # `plan` ends with it where the run does not fit what it was asked about.
 DOES_NOT_FIT = 3
-
-
-class TrainerError(Exception):
-    """The program failed. The text is its own message, with its hints.
-
-    `exit_code` says why (docs/reference/exit-codes.md); `result` is what it printed all the same, or None.
-    """
-
-    def __init__(self, message, exit_code, result=None):
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.result = result
 
 
 def binary():
@@ -77,22 +84,11 @@ def schema(name):
 def _called(command, arguments, flags, answer=0):
     """What a command prints. With the exit code `answer` that is a result too."""
     try:
-        return json.loads(_output([command, *map(str, arguments), "--json", *_flags(flags)]))
+        return json.loads(_output([command, *map(str, arguments), "--json", *flags_of(flags)]))
     except TrainerError as error:
         if error.exit_code == answer and error.result is not None:
             return error.result
         raise
-
-
-def _flags(flags):
-    """Keywords as the command line has them."""
-    for name, value in flags.items():
-        flag = "--" + name.replace("_", "-")
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            if one is True:
-                yield flag
-            elif one is not None and one is not False:
-                yield f"{flag}={one}"
 
 
 def _output(words):
