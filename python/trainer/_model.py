@@ -1,5 +1,4 @@
 """A model that is trained in this process, a step at a time."""
-import json
 import os
 
 from . import _trainer
@@ -22,16 +21,15 @@ class Trainer:
     `generate=(texts, tokens)` plans texts that `generate` makes together, and the most tokens of each, prompt included.
 
     Calls may come from any thread; they are made one after the other, and without the interpreter's lock. Ctrl-C breaks a step off, of which
-    nothing is left; one that is made already is returned first. A forked process has to make a trainer of its own.
+    nothing is left; one that is made by then is in `metrics`. A forked process has to make a trainer of its own.
     """
 
     def __init__(self, *, generate=None, **flags):
         self._model = _trainer.PythonTrainer(list(flags_of(flags)), None if generate is None else tuple(generate))
-        self._metrics = []
 
     def plan(self):
         """The plan of a step, as `trainer plan --json` prints it."""
-        return json.loads(self._model.plan())
+        return self._model.plan()
 
     def config(self):
         """The configuration with everything decided that was left open, as TOML."""
@@ -40,7 +38,7 @@ class Trainer:
     @property
     def metrics(self):
         """The records of the steps so far, as `metrics.jsonl` has them. Clear the list where it grows too long."""
-        return self._metrics
+        return self._model.metrics()
 
     @property
     def steps(self):
@@ -59,7 +57,7 @@ class Trainer:
 
         `positions` [rows, tokens] begin at 0 with each document, where rows have several: make the trainer with packing="first-fit".
         """
-        return self._note(self._model.step(input_ids, labels, positions))
+        return self._model.step(input_ids, labels, positions)
 
     def eval(self, input_ids, labels, positions=None):
         """The mean loss over all labels of what `step` takes, without training."""
@@ -87,9 +85,8 @@ class Trainer:
         `max_completion_length`; "gspo", as "grpo" with one ratio for each row; "ppo", the mean over all tokens. Rows of all micro-batches have one loss.
         """
         low, high = clip if isinstance(clip, (list, tuple)) else (clip, clip)
-        record = self._model.policy_step(ids, mask, advantages, old_log_probs, reference_log_probs, (float(low), float(high)),
+        return self._model.policy_step(ids, mask, advantages, old_log_probs, reference_log_probs, (float(low), float(high)),
                                          float(beta), loss, max_completion_length or 0)
-        return self._note(record)
 
     def generate(self, prompts, max_tokens, *, temperature=1.0, top_k=None, top_p=1.0, seed=0, ends=None):
         """Continues prompts, lists of tokens, by at most `max_tokens` tokens each. Returns the new tokens of each, without the one that ended it.
@@ -139,10 +136,6 @@ class Trainer:
         missing, everything is kept, and it can be called again.
         """
         self._model.wake()
-
-    def _note(self, record):
-        self._metrics.append(json.loads(record))
-        return self._metrics[-1]
 
     def close(self):
         """Gives all memory back, or what has views with the last of them. The trainer takes no more calls."""

@@ -1,5 +1,6 @@
 //! Failures as Python's exceptions, by kind.
 
+use crate::objects::object;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use trainer::Failure;
@@ -20,9 +21,7 @@ fn exception(py: Python, failure: &Failure) -> PyResult<PyErr> {
         Failure::OutOfMemory { error, fixes, .. } => {
             facts.set_item("tensor", error.name)?;
             facts.set_item("requested_bytes", error.requested_bytes)?;
-            let fixes = serde_json::to_string(fixes).expect("keys are strings");
-            let json = py.import("json")?;
-            facts.set_item("fixes", json.call_method1("loads", (fixes,))?)?;
+            facts.set_item("fixes", object(py, fixes)?)?;
             "OutOfMemory"
         }
         Failure::HostMemory(_) | Failure::DoesNotFit { .. } => "OutOfMemory",

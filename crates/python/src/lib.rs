@@ -4,6 +4,7 @@
 mod arrays;
 mod dlpack;
 mod errors;
+mod objects;
 mod program;
 mod python_trainer;
 mod rows;

@@ -1,18 +1,18 @@
 //! What `trainer.Trainer` is made of.
 
 use crate::errors::{raised, usage};
+use crate::objects::object;
 use crate::rows::{RowSizes, at_tokens, labelled, masked, numbers};
 use crate::trainer_thread::TrainerThread;
 use crate::views::Views;
 use crate::weight::Weight;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
-use serde::Serialize;
+use pyo3::types::{PyBytes, PyDict, PyList};
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use trainer::{
     BetweenSteps, Described, Failure, Handed, PolicyBatch, PolicyLoss, PolicyLossKind, SampledText,
-    Sampling, SleepLevel, Trainer, WhichModel, log,
+    Sampling, SleepLevel, StepRecord, Trainer, WhichModel, log,
 };
 
 /// A model with its optimizer, on a thread of its own. `trainer.Trainer` is the class to use.
@@ -21,6 +21,8 @@ pub(crate) struct PythonTrainer {
     thread: Arc<TrainerThread>,
     views: Views,
     sizes: RowSizes,
+    /// The records of the steps so far.
+    metrics: Py<PyList>,
 }
 
 #[pymethods]
@@ -56,12 +58,19 @@ impl PythonTrainer {
             thread: Arc::new(thread),
             views,
             sizes,
+            metrics: PyList::empty(py).unbind(),
         })
     }
 
-    /// The plan, as JSON.
-    fn plan(&self, py: Python) -> PyResult<String> {
-        self.thread.call(py, |trainer| Ok(json(trainer.plan())))
+    /// The plan of a step.
+    fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let plan = self.thread.call(py, |trainer| Ok(trainer.plan().clone()))?;
+        object(py, &plan)
+    }
+
+    /// The list of the records of all steps.
+    fn metrics(&self, py: Python) -> Py<PyList> {
+        self.metrics.clone_ref(py)
     }
 
     /// The configuration, as TOML.
@@ -70,20 +79,21 @@ impl PythonTrainer {
             .call(py, |trainer| Ok(trainer.config().to_toml()?))
     }
 
-    /// Makes a step, and returns its record as JSON.
+    /// Makes a step, and returns its record.
     #[pyo3(signature = (input_ids, labels, positions = None))]
-    fn step(
+    fn step<'py>(
         &self,
-        py: Python,
+        py: Python<'py>,
         input_ids: &Bound<PyAny>,
         labels: &Bound<PyAny>,
         positions: Option<&Bound<PyAny>>,
-    ) -> PyResult<String> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let rows = labelled(self.sizes, input_ids, labels, positions)?;
-        self.thread.call(py, move |trainer| {
+        let record = self.thread.call(py, move |trainer| {
             trainer.step_rows(&rows)?;
-            Ok(json(&trainer.record()))
-        })
+            Ok(trainer.record().cloned())
+        })?;
+        self.noted(py, record)
     }
 
     /// The mean loss over all targets, without training.
@@ -153,12 +163,12 @@ impl PythonTrainer {
         Ok((PyBytes::new(py, &bytes), [count, width + 1]))
     }
 
-    /// Makes a step on a policy gradient, and returns its record as JSON. `clip` is how far below and above 1 a ratio may be, and `longest` the most
+    /// Makes a step on a policy gradient, and returns its record. `clip` is how far below and above 1 a ratio may be, and `longest` the most
     /// targets of a row.
     #[pyo3(signature = (ids, mask, advantages, old_log_probs, reference_log_probs, clip, beta, loss, longest))]
-    fn policy_step(
+    fn policy_step<'py>(
         &self,
-        py: Python,
+        py: Python<'py>,
         ids: &Bound<PyAny>,
         mask: &Bound<PyAny>,
         advantages: &Bound<PyAny>,
@@ -168,7 +178,7 @@ impl PythonTrainer {
         beta: f32,
         loss: &str,
         longest: usize,
-    ) -> PyResult<String> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let kind = match loss {
             "dr_grpo" if longest == 0 => {
                 let message = "`loss` is dr_grpo, which divides by the longest text that may be written: pass max_completion_length";
@@ -201,7 +211,7 @@ impl PythonTrainer {
             clip_high: clip.1,
             beta,
         };
-        self.thread.call(py, move |trainer| {
+        let record = self.thread.call(py, move |trainer| {
             let batch = PolicyBatch {
                 rows: &rows,
                 advantages: &advantages,
@@ -209,8 +219,9 @@ impl PythonTrainer {
                 reference: reference.as_deref(),
             };
             trainer.policy_step(&batch, &loss)?;
-            Ok(json(&trainer.record()))
-        })
+            Ok(trainer.record().cloned())
+        })?;
+        self.noted(py, record)
     }
 
     /// All weights by name.
@@ -287,6 +298,15 @@ impl PythonTrainer {
     }
 }
 
-fn json(of: &impl Serialize) -> String {
-    serde_json::to_string(of).expect("keys are strings")
+impl PythonTrainer {
+    /// A step's record, which is in the list of all before Python goes on: a signal may be raised there.
+    fn noted<'py>(
+        &self,
+        py: Python<'py>,
+        record: Option<StepRecord>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let record = object(py, &record)?;
+        self.metrics.bind(py).append(&record)?;
+        Ok(record)
+    }
 }

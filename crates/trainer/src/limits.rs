@@ -1,6 +1,8 @@
 //! The limits on a run's memory, and what the run needs of the host and of disks.
 
 use crate::device::OpenDevice;
+#[cfg(feature = "candle")]
+use crate::failure::Failure;
 use crate::failure::Result;
 use files::{TensorSource, tensor_file_bytes};
 use kernels::Target;
@@ -10,6 +12,8 @@ use planner::{
     first_refused,
 };
 use scratch::ScratchFolder;
+#[cfg(feature = "candle")]
+use settings::SampledText;
 use settings::{Config, Settings, Size};
 use std::path::Path;
 
@@ -80,6 +84,23 @@ pub(crate) fn refuse_what_does_not_fit(
         None => Ok(()),
         Some(error) => Err(error.into()),
     }
+}
+
+/// The most texts that are generated together.
+#[cfg(feature = "candle")]
+const TEXTS_MAX: usize = 1 << 16;
+
+/// Refuses texts that cannot be: the model has positions for `seq` tokens, and the last one of a text is not read.
+#[cfg(feature = "candle")]
+pub(crate) fn check_sample(SampledText { sequences, tokens }: SampledText, seq: usize) -> Result {
+    if (1..=TEXTS_MAX).contains(&sequences) && (1..=seq + 1).contains(&tokens) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{sequences} texts of {tokens} tokens are to be generated together; 1 to {TEXTS_MAX} of 1 to {} tokens can be: data.seq says how many \
+         the model reads",
+        seq + 1
+    )))
 }
 
 /// The scratch files that a run keeps in a folder.

@@ -14,11 +14,15 @@ mod saver;
 mod saving;
 mod totals;
 
-pub(crate) use loading::narrower_type;
-pub(crate) use preparing::{BATCHES_OF_A_PROGRAM, is_of_a_program};
-pub(crate) use recording::step_record;
-pub(crate) use resuming::restore;
+// What the library takes of a run.
 pub(crate) use totals::{StepInputs, Totals};
+#[cfg(feature = "candle")]
+pub(crate) use {
+    loading::narrower_type,
+    preparing::{BATCHES_OF_A_PROGRAM, is_of_a_program},
+    recording::step_record,
+    resuming::restore,
+};
 
 use crate::adapters::BaseModel;
 use crate::decisions::Decided;

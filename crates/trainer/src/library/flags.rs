@@ -10,6 +10,7 @@ use crate::train::{BATCHES_OF_A_PROGRAM, is_of_a_program};
 use collectives::Launch;
 use settings::{BetweenSteps, Config, Resolved, Task, resolve};
 use std::ffi::OsString;
+use std::path::Path;
 
 /// A trainer as flags of `trainer train` describe it, not made yet.
 pub struct Described {
@@ -44,7 +45,7 @@ impl Described {
         };
         let resolved = resolve(Task::Train, run.given(), run.options(false))?;
         refuse_several_processes()?;
-        warn_of_what_the_loop_decides(&resolved.config);
+        warn_of_what_the_loop_decides(flags, &resolved.config);
         Ok(Described { resolved })
     }
 
@@ -109,16 +110,24 @@ fn refuse_what_the_loop_decides<S: AsRef<str>>(flags: &[S]) -> Result {
     }
 }
 
-/// Settings of files and of `--set` that have no effect are said.
-fn warn_of_what_the_loop_decides(config: &Config) {
+/// Says which settings of a file or of `--set` have no effect. Presets have some too, which nobody set.
+fn warn_of_what_the_loop_decides<S: AsRef<str>>(flags: &[S], config: &Config) {
+    let is_file = |flag: &S| {
+        let file = flag.as_ref().strip_prefix("--config=");
+        file.is_some_and(|file| Path::new(file).is_file())
+    };
+    let says = |flag: &S, key: &str| is_file(flag) || flag.as_ref().starts_with(key);
+    if !flags.iter().any(|flag| says(flag, "--set=")) {
+        return;
+    }
     let mut without = config.clone();
     without.without_between_steps();
+    let checkpoints = flags.iter().any(|flag| says(flag, "--set=checkpoint."));
     let sections = [
         ("eval", config.eval != without.eval),
         (
             "checkpoint",
-            config.checkpoint.every != without.checkpoint.every
-                && config.checkpoint.every.is_some(),
+            checkpoints && config.checkpoint != without.checkpoint,
         ),
         ("train.epochs", config.train.epochs != without.train.epochs),
         ("log", config.log != without.log),

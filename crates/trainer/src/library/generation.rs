@@ -71,18 +71,3 @@ impl Trainer {
         Ok(())
     }
 }
-
-/// The most texts that are generated together.
-const TEXTS_MAX: usize = 1 << 16;
-
-/// Refuses texts that cannot be: the model has positions for `seq` tokens, and the last one of a text is not read.
-pub(super) fn check_sample(SampledText { sequences, tokens }: SampledText, seq: usize) -> Result {
-    if (1..=TEXTS_MAX).contains(&sequences) && (1..=seq + 1).contains(&tokens) {
-        return Ok(());
-    }
-    Err(Failure::Usage(format!(
-        "{sequences} texts of {tokens} tokens are to be generated together; 1 to {TEXTS_MAX} of 1 to {} tokens can be: data.seq says how many \
-         the model reads",
-        seq + 1
-    )))
-}

@@ -193,20 +193,31 @@ fn assert_that_a_sleeping_trainer_holds_nothing() {
     let set = ["train.device=cpu", "model.vocab=8000", "model.layers=2"];
     let set = [&set[..], &["data.seq=128", "batch.micro=4"]].concat();
     let mut trainer = Trainer::new(configuration("llama-15m", &set).unwrap()).unwrap();
-    let (first, asleep, awake) = sleep_and_wake(&mut trainer);
+    let (first, ..) = sleep_and_wake(&mut trainer);
     let lost = (first.given_back_bytes - first.kept_on_host_bytes) as f64;
     assert!(lost > f64::from(32 << 20), "{first:?}");
-    let few = 0.03 * lost;
-    assert!(
-        (awake - asleep - lost).abs() < few,
-        "{awake} {asleep} {first:?}"
-    );
+    let mut resident = Vec::new();
     for _ in 1..200 {
-        let (handed, now_asleep, now_awake) = sleep_and_wake(&mut trainer);
+        let (handed, asleep, awake) = sleep_and_wake(&mut trainer);
         assert_eq!((handed, handed.held_bytes), (first, 0));
-        assert!((now_asleep - asleep).abs() < few, "{now_asleep} {asleep}");
-        assert!((now_awake - awake).abs() < few, "{now_awake} {awake}");
+        resident.push((asleep, awake));
     }
+    let few = 0.03 * lost;
+    let most = |of: &[(f64, f64)]| {
+        let most = |a: (f64, f64), b: &(f64, f64)| (a.0.max(b.0), a.1.max(b.1));
+        of.iter().fold((0.0, 0.0), most)
+    };
+    let (before, after) = (most(&resident[..100]), most(&resident[100..]));
+    assert!(
+        after.0 < before.0 + few && after.1 < before.1 + few,
+        "{before:?} {after:?}"
+    );
+    // How much of what is zero counts as resident depends on the system: seen were all of it, and all but the gradients.
+    let fell = after.1 - after.0;
+    assert!(
+        0.5 * lost < fell && fell < lost + few,
+        "{after:?} {first:?}"
+    );
     let (_, watched) = watch(|| sleep_and_wake(&mut trainer));
     assert!(!watched.made.is_empty());
     assert_eq!(watched.left_bytes, 0);
