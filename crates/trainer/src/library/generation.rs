@@ -10,7 +10,7 @@ impl Trainer {
     /// model's folder names do. What a text draws depends on `sampling`, on its place among the prompts, and on nothing else of the batch.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for prompts that were not planned, of which the size is told when the trainer is made ([`Trainer::from_flags`]).
+    /// [`Failure::Usage`] for prompts that were not planned, of which the size is told when the trainer is made ([`Described::make`](super::Described::make)).
     pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],
