@@ -11,7 +11,7 @@ import tempfile
 
 import trainer
 
-STEPS, SKIPPED = 12, 2
+STEPS, SKIPPED = 20, 4
 RUNS = {
     "llama-15m, 8 rows of 256 tokens": dict(config="llama-15m", seq=256, micro_batch=4, accum=2),
     "tiny, 4 rows of 64 tokens": dict(config="tiny", seq=64, micro_batch=2, accum=2),
