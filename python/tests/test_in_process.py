@@ -360,7 +360,7 @@ class InProcess(unittest.TestCase):
             sizes.append(resident())
             model.wake()
         self.assertEqual(len(handed), 1)
-        self.assertLess(max(sizes[100:]) - max(sizes[:100]), 8 << 20)
+        self.assertLess(max(sizes[100:]) - max(sizes[:100]), 64 << 20)
         self.assertEqual(len(losses(model, [1]) + losses_before), 2)
 
     def test_an_unread_capsule_is_given_back(self):
