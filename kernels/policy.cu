@@ -7,7 +7,7 @@ struct PolicyTokens {
     __device__ float log_ratio(size_t at) const { return -losses[at] - old[at]; }
 };
 
-// What has no weight counts nothing, however large it is.
+// `weight * x`, and 0 where the weight is 0, even if x is infinite.
 __device__ inline float times(float weight, float x) { return weight == 0.0f ? 0.0f : weight * x; }
 
 // exp(x) - x - 1, exact where x is small: there it is a series.

@@ -34,7 +34,7 @@ __all__ = ["OutOfMemory", "Trainer", "TrainerError", "UsageError", "Weight", "be
 
 # Kernels are tried in a process of their own; within a program that has no interpreter to start, they are not.
 if sys.executable:
-    _trainer.is_within(_trainer.__file__, [sys.executable, str(Path(__file__).with_name("__main__.py"))])
+    _trainer.is_within([sys.executable, str(Path(__file__).with_name("__main__.py"))])
 
 # `check` ends with it where a peak grew, `bench` where peaks have changed.
 CHECK_FAILED = 1

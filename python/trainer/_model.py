@@ -128,8 +128,7 @@ class Trainer:
         """
         if level not in (1, 2):
             raise UsageError(f"level is {level}; it is 1, which keeps all in host memory, or 2, which keeps what a checkpoint has", 2)
-        names = ["given_back_bytes", "kept_on_host_bytes", "held_bytes", "device_used_bytes"]
-        return dict(zip(names, self._model.sleep(level == 1)))
+        return self._model.sleep(level == 1)
 
     def wake(self):
         """Takes the planned memory again, and goes on as if it had never slept, with the same bits. If memory is refused, `OutOfMemory` says what is

@@ -24,26 +24,26 @@ pub struct MicroBatch {
     /// `[rows]`: how many tokens each whole row begins with that are not padding. `None`: padding is not told apart,
     /// as under `Packing::Concatenate`.
     pub lengths: Option<Vec<i32>>,
-    /// What its loss takes beside targets, if it takes something that comes with them.
+    /// Numbers beside the targets that the loss of preferences or of a policy takes; none for next tokens.
     pub beside: Option<BesideTargets>,
 }
 
-/// What comes with targets.
+/// Numbers that come with targets.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BesideTargets {
-    /// Of preferences, `[rows]`: the sum of each row's losses under the model that training began with.
+    /// For preferences, `[rows]`: the sum of each row's losses under the model that training began with.
     Reference(Vec<f32>),
-    /// Of a policy gradient.
+    /// For a policy gradient.
     Policy(PolicyTargets),
 }
 
-/// What a policy gradient takes beside targets that an earlier policy wrote, and its numbers. Each is `[rows, seq]`; where the weight is
+/// The numbers of a policy gradient's targets, which an earlier policy wrote, and of its loss. Each of the former is `[rows, seq]`; where the weight is
 /// 0, nothing else is read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyTargets {
     /// The log-probability of each target under the policy that wrote it.
     pub old: Vec<f32>,
-    /// That under the policy that the model is to stay near.
+    /// The log-probability of each target under the policy that the model is to stay near.
     pub reference: Option<Vec<f32>>,
     /// How much better than expected each target is.
     pub advantages: Vec<f32>,

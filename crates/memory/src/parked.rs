@@ -1,11 +1,11 @@
-//! What leases that live across steps hold, kept in host memory while a device's memory is given back.
+//! Keeps in host memory what leases hold across steps, while a device's memory is given back.
 
 use crate::backing::OwnedBlock;
 use crate::{Lease, Space};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What the leases that live across steps held, in the order of the leases.
+/// The contents of the leases that live across steps, in the order of the leases.
 ///
 /// [`Memory::park`](crate::Memory::park) copies what they hold on the device. When they end, it takes over the pinned blocks themselves. After
 /// [`Memory::unpark`](crate::Memory::unpark) another memory gives the pinned blocks to the same leases, which are taken in the same order, and

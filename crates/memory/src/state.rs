@@ -20,7 +20,7 @@ pub(crate) struct MemoryState {
     slab_block: Option<OwnedBlock>,
     /// The live leases that live across steps, in the order in which they were granted.
     pub(crate) persistent: Vec<PersistentLease>,
-    /// What they held or get back, while they are parked or taken again.
+    /// Their contents, while they are parked or taken again.
     pub(crate) parked: Option<Parked>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,

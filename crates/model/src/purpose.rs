@@ -50,19 +50,19 @@ pub struct StepLoss<'a> {
     pub micro_batches: usize,
     /// `[1]` f32: the factor on gradients, 1 / targets of the whole step, 1 / pairs under preferences, or 1 for a policy.
     pub gradient_scale: In<'a>,
-    /// What the head's loss is.
+    /// The loss of the head.
     pub of_head: HeadLoss<'a>,
 }
 
-/// What the head's loss is, with what it takes beside targets.
+/// The loss of the head, with its inputs beside targets.
 #[allow(clippy::large_enum_variant, reason = "there is one for a micro-batch")]
 #[derive(Clone, Copy)]
 pub enum HeadLoss<'a> {
     /// The mean loss of next tokens.
     NextTokens,
-    /// That of preferences.
+    /// The loss of preferences.
     Preferences(Preferences<'a>),
-    /// That of a policy gradient.
+    /// The loss of a policy gradient.
     Policy(PolicyGradient<'a>),
 }
 
@@ -81,7 +81,7 @@ pub struct Preferences<'a> {
 pub struct PolicyGradient<'a> {
     /// The log-probability of each target under the policy that wrote it.
     pub old: In<'a>,
-    /// That under the policy that the model is to stay near.
+    /// The log-probability of each target under the policy that the model is to stay near.
     pub reference: Option<In<'a>>,
     /// How much better than expected each target is.
     pub advantages: In<'a>,

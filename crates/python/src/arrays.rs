@@ -98,7 +98,7 @@ impl Array {
         })
     }
 
-    /// What a `memoryview` sees.
+    /// Reads a `memoryview`.
     fn of_view(name: &'static str, view: &Bound<PyAny>) -> PyResult<Array> {
         let format: String = view.getattr("format")?.extract()?;
         let size: usize = view.getattr("itemsize")?.extract()?;

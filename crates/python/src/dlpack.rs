@@ -146,7 +146,7 @@ fn numbers<'a>(first: *const i64, count: i32) -> &'a [i64] {
     }
 }
 
-/// What a tensor that we lend needs as long as it lives.
+/// Kept as long as a tensor lives that we lend.
 struct Kept {
     shape: Vec<i64>,
     strides: Vec<i64>,

@@ -5,7 +5,7 @@ use pyo3::types::{PyDict, PyList};
 use serde::Serialize;
 use serde_json::Value;
 
-/// What `json.loads` makes of the JSON of `of`.
+/// The object that `json.loads` would make of the JSON of `of`.
 pub(crate) fn object<'py>(py: Python<'py>, of: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     // By the text, in which floats of 32 bits have their shortest form.
     let text = serde_json::to_string(of).expect("keys are strings");

@@ -2,30 +2,24 @@
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
-use std::panic::resume_unwind;
-use std::path::PathBuf;
-use std::thread;
-
-/// The stack of the thread that does the work: as large as the program's own.
-const STACK_BYTES: usize = 16 << 20;
+use trainer::program;
 
 /// Carries out a command line, whose first word is the program, and returns the exit code. Words that are refused, or ask for help, end the
 /// process.
 #[pyfunction]
 pub(crate) fn main(py: Python, words: Vec<OsString>) -> u8 {
-    py.detach(|| {
-        let work = thread::Builder::new()
-            .name("main".into())
-            .stack_size(STACK_BYTES);
-        match work.spawn(move || trainer::command(words.into_iter())) {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(error) => panic!("the program needs a thread: {error}"),
-        }
-    })
+    separate_connections(py);
+    py.detach(|| program::run(words))
 }
 
-/// Says where this module is, and which words start the program as a command.
+/// Says which words start the program as a command.
 #[pyfunction]
-pub(crate) fn is_within(image: PathBuf, words: Vec<String>) {
-    trainer::program::is_within(image, words);
+pub(crate) fn is_within(words: Vec<String>) {
+    program::is_within(words);
+}
+
+/// As the program does first, before the driver starts.
+pub(crate) fn separate_connections(_py: Python) {
+    // SAFETY: Python changes the environment under its lock too, which this thread has; what reads it besides is as safe as beside Python.
+    unsafe { program::separate_connections() };
 }

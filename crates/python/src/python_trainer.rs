@@ -1,7 +1,8 @@
-//! What `trainer.Trainer` is made of.
+//! The class behind `trainer.Trainer`.
 
 use crate::errors::{raised, usage};
 use crate::objects::object;
+use crate::program::separate_connections;
 use crate::rows::{RowSizes, at_tokens, labelled, masked, numbers};
 use crate::trainer_thread::TrainerThread;
 use crate::views::Views;
@@ -11,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use trainer::{
-    BetweenSteps, Described, Failure, Handed, PolicyBatch, PolicyLoss, PolicyLossKind, SampledText,
+    BetweenSteps, Described, Failure, PolicyBatch, PolicyLoss, PolicyLossKind, SampledText,
     Sampling, SleepLevel, StepRecord, Trainer, WhichModel, log,
 };
 
@@ -27,7 +28,7 @@ pub(crate) struct PythonTrainer {
 
 #[pymethods]
 impl PythonTrainer {
-    /// What `flags` of `trainer train` describe, planned with evaluations, and with texts that are generated: how many at a time, and the
+    /// Makes the trainer that `flags` of `trainer train` describe, planned with evaluations, and with texts that are generated: how many at a time, and the
     /// most tokens of each.
     #[new]
     fn new(
@@ -37,6 +38,7 @@ impl PythonTrainer {
     ) -> PyResult<PythonTrainer> {
         static LOG: Once = Once::new();
         LOG.call_once(log::begin_within);
+        separate_connections(py);
         let refused = |failure: Failure| raised(py, &failure);
         let described = Described::by(&flags).map_err(refused)?;
         let between = BetweenSteps {
@@ -256,9 +258,8 @@ impl PythonTrainer {
         })
     }
 
-    /// Gives the device's memory back, and keeps all in host memory or, if a checkpoint has it, nothing. Returns, in bytes, what was given back, what is
-    /// kept on the host, what is still held of the device, and what all processes use of it.
-    fn sleep(&self, py: Python, keeps: bool) -> PyResult<(u64, u64, u64, Option<u64>)> {
+    /// Gives the device's memory back, and keeps all in host memory or, if a checkpoint has it, nothing. Returns bytes by name.
+    fn sleep<'py>(&self, py: Python<'py>, keeps: bool) -> PyResult<Bound<'py, PyAny>> {
         let level = match keeps {
             true => SleepLevel::Keep,
             false => SleepLevel::Drop,
@@ -268,18 +269,7 @@ impl PythonTrainer {
             views.refuse("sleep")?;
             trainer.sleep(level)
         })?;
-        let Handed {
-            given_back_bytes,
-            kept_on_host_bytes,
-            held_bytes,
-            device_used_bytes,
-        } = handed;
-        Ok((
-            given_back_bytes,
-            kept_on_host_bytes,
-            held_bytes,
-            device_used_bytes,
-        ))
+        object(py, &handed)
     }
 
     /// Takes the device's memory again.

@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 use trainer::TokenRows;
 
 /// A label where nothing is learnt.
-const MASKED: i64 = -100;
+const MASKED: i64 = trainer::MASKED as i64;
 
-/// What rows of a model can be.
+/// Limits on rows of tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSizes {
     /// The most tokens that the model takes of each; one more is a target alone.

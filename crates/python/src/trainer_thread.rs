@@ -13,10 +13,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use trainer::program::STACK_BYTES;
 use trainer::{Failure, Trainer};
-
-/// The stack of the thread: what the program's own has.
-const STACK_BYTES: usize = 16 << 20;
 
 /// How often a waiting call looks for signals.
 const LOOK: Duration = Duration::from_millis(20);

@@ -132,7 +132,7 @@ pub struct StepRecord {
     /// Rewards of the step's pairs, if the loss is that of preferences.
     #[serde(flatten)]
     pub rewards: Option<RewardMarks>,
-    /// What a step on a policy gradient was far from, and what of it was clipped, if a program makes such steps.
+    /// The distance from the reference and the clipped share, if a program makes steps on a policy gradient.
     #[serde(flatten)]
     pub policy: Option<PolicyMarks>,
     /// Passes over the data so far, this step included.

@@ -1,4 +1,4 @@
-//! What is kept of a session while the device's memory is given back.
+//! Keeps a session in host memory while the device's memory is given back.
 
 use crate::Result;
 use crate::error::SessionError;
@@ -6,7 +6,7 @@ use crate::session::Session;
 use kernels::Queue;
 use memory::{Layer, Memory, Parked, Phase};
 
-/// What lives across steps, in host memory, and how many steps were made.
+/// A session's memory across steps, copied to the host, and how many steps were made.
 #[derive(Clone)]
 pub struct Asleep {
     parked: Parked,

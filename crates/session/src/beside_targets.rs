@@ -1,4 +1,4 @@
-//! What a micro-batch's loss takes beside targets, on the device.
+//! Inputs of a micro-batch's loss beside targets, on the device.
 
 use crate::Result;
 use crate::forward::WhichModel;
@@ -8,9 +8,9 @@ use memory::{Buffer, Category, DType, In};
 use model::{Batch, HeadLoss, PolicyGradient, Preferences};
 use settings::StepObjective;
 
-/// What a micro-batch's loss takes beside targets.
+/// Inputs of a micro-batch's loss beside targets.
 pub(crate) enum Beside<'m> {
-    /// That of next tokens takes nothing.
+    /// The loss of next tokens takes none.
     Nothing,
     /// Preferences take the sum of each sequence's losses under the model that the training began with, `[rows]` f32.
     Reference { sums: Buffer, beta: f32 },
@@ -23,7 +23,7 @@ pub(crate) enum Beside<'m> {
 }
 
 impl Beside<'_> {
-    /// What the head's loss is.
+    /// The loss of the head with these inputs.
     pub(crate) fn head_loss(&self) -> HeadLoss<'_> {
         match self {
             Beside::Nothing => HeadLoss::NextTokens,

@@ -42,7 +42,7 @@ pub struct StepOutcome {
     pub loss: f32,
     /// Rewards of the step's pairs, if the loss is that of preferences.
     pub rewards: Option<Rewards>,
-    /// How far the step's policy was from others, if its loss is that of a policy gradient.
+    /// The distance from the reference and the clipped share, if the loss is that of a policy gradient.
     pub policy: Option<PolicyNumbers>,
     /// What routers' losses of balance and of the size of logits add to it, if the model has such.
     pub router_losses: Option<[f32; 2]>,

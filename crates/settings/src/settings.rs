@@ -96,7 +96,7 @@ pub struct Settings {
     pub graphs_off: Option<&'static str>,
 }
 
-/// What a step learns.
+/// The objective of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepObjective {
     /// Next tokens.

@@ -44,6 +44,7 @@ mod tracer;
 mod train;
 mod whole_model;
 
+pub use data::MASKED;
 pub use failure::{Failure, Result};
 pub use job::FailedCommand;
 pub use kernels::Target;

@@ -4,7 +4,7 @@ use crate::operation::PolicyGradientLoss;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// What is known of all tokens, and the numbers of the loss.
+/// The inputs of all tokens, and the numbers of the loss.
 struct Tokens<'a> {
     losses: &'a [f32],
     old: &'a [f32],
@@ -98,7 +98,7 @@ impl Tokens<'_> {
     }
 }
 
-/// What has no weight counts nothing, however large it is.
+/// `weight * x`, and 0 where the weight is 0, even if x is infinite.
 fn times(weight: f32, x: f32) -> f32 {
     if weight == 0.0 { 0.0 } else { weight * x }
 }

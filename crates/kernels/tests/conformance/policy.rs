@@ -21,7 +21,7 @@ struct Policy {
     by_sequence: bool,
 }
 
-/// What a token that does not count has instead of numbers.
+/// The numbers of a token that does not count.
 #[derive(Clone, Copy, PartialEq)]
 enum Masked {
     Zero,

@@ -1,4 +1,4 @@
-//! What helps where memory was refused.
+//! Finds settings that fit where memory was refused.
 
 use super::Trainer;
 use crate::failure::Failure;

@@ -16,7 +16,7 @@ pub struct PolicyBatch<'a> {
     pub advantages: &'a [f32],
     /// The log-probability of each target under the policy that wrote it.
     pub old: &'a [f32],
-    /// That under the policy that the model is to stay near.
+    /// The log-probability of each target under the policy that the model is to stay near.
     pub reference: Option<&'a [f32]>,
 }
 

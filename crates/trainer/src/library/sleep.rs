@@ -7,6 +7,7 @@ use crate::train::restore;
 use checkpoint::Checkpoint;
 use memory::{Layer, Phase};
 use planner::{HostNeed, HostRoom};
+use serde::Serialize;
 use session::Session;
 
 /// What is kept while a trainer sleeps.
@@ -19,7 +20,7 @@ pub enum SleepLevel {
 }
 
 /// What a trainer that fell asleep gave back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Handed {
     /// Bytes of device memory given back.
     pub given_back_bytes: u64,
